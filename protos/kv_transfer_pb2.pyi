@@ -1,0 +1,97 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class KVLayout(_message.Message):
+    __slots__ = ("schema_version", "fingerprint", "num_layers", "num_kv_heads", "head_dim", "block_size", "dtype", "tensor_parallel_size", "tensor_parallel_rank")
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
+    schema_version: int
+    fingerprint: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: str
+    tensor_parallel_size: int
+    tensor_parallel_rank: int
+    def __init__(self, schema_version: _Optional[int] = ..., fingerprint: _Optional[str] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ...) -> None: ...
+
+class ConnectRequest(_message.Message):
+    __slots__ = ("incarnation", "layout")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    layout: KVLayout
+    def __init__(self, incarnation: _Optional[str] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ...) -> None: ...
+
+class ConnectResponse(_message.Message):
+    __slots__ = ("incarnation", "layout", "credits")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    layout: KVLayout
+    credits: int
+    def __init__(self, incarnation: _Optional[str] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., credits: _Optional[int] = ...) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("grant_id", "incarnation", "first_token_id", "num_frames", "num_bytes", "transfer_s", "transfer_unhidden_s")
+    GRANT_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_UNHIDDEN_S_FIELD_NUMBER: _ClassVar[int]
+    grant_id: int
+    incarnation: str
+    first_token_id: int
+    num_frames: int
+    num_bytes: int
+    transfer_s: float
+    transfer_unhidden_s: float
+    def __init__(self, grant_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., first_token_id: _Optional[int] = ..., num_frames: _Optional[int] = ..., num_bytes: _Optional[int] = ..., transfer_s: _Optional[float] = ..., transfer_unhidden_s: _Optional[float] = ...) -> None: ...
+
+class CommitResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("grant_id", "incarnation", "reason")
+    GRANT_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    grant_id: int
+    incarnation: str
+    reason: str
+    def __init__(self, grant_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ReleaseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("incarnation", "grant_ids")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GRANT_IDS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    grant_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, incarnation: _Optional[str] = ..., grant_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RenewResponse(_message.Message):
+    __slots__ = ("lost_grant_ids",)
+    LOST_GRANT_IDS_FIELD_NUMBER: _ClassVar[int]
+    lost_grant_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lost_grant_ids: _Optional[_Iterable[int]] = ...) -> None: ...
