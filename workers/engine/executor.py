@@ -1,0 +1,57 @@
+"""Between the event loop and the model: the only place where a step or a bulk copy may leave the loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+from workers.engine.scheduler import SchedulerOutput
+from workers.kv_transfer.layout import KVLayout
+
+T = TypeVar("T")
+Buffer = bytes | bytearray | memoryview
+
+
+class Runner(Protocol):
+    """A model and its KV pool, synchronous. Its methods may be called from different threads at once on different blocks."""
+
+    layout: KVLayout
+    num_blocks: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+
+    def execute(self, batch: SchedulerOutput) -> list[int | None]:
+        """Compute one step; the sampled token of each request, None where none was asked for."""
+
+    def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
+        """A copy of the KV in `slots`: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_dim]."""
+
+    def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
+        """Put KV of read_kv's shape into `slots`."""
+
+
+class Executor:
+    """Runs a Runner's step on one thread and its copies on another, so that the loop never waits for either."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self._step_thread = ThreadPoolExecutor(1, thread_name_prefix="step")
+        self._copy_thread = ThreadPoolExecutor(1, thread_name_prefix="kv-copy")
+
+    async def execute(self, batch: SchedulerOutput) -> list[int | None]:
+        return await self._run(self._step_thread, lambda: self.runner.execute(batch))
+
+    async def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
+        return await self._run(self._copy_thread, lambda: self.runner.read_kv(slots, layer_start, layer_end))
+
+    async def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
+        await self._run(self._copy_thread, lambda: self.runner.write_kv(slots, layer_start, layer_end, payload))
+
+    def close(self) -> None:
+        self._step_thread.shutdown(wait=True, cancel_futures=True)
+        self._copy_thread.shutdown(wait=True, cancel_futures=True)
+
+    async def _run(self, thread: ThreadPoolExecutor, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(thread, call)

@@ -1,0 +1,74 @@
+"""The KV of every block of one worker, in one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from workers.config import CacheConfig
+from workers.engine.executor import Buffer
+from workers.errors import ConfigError, FrameError
+from workers.kv_transfer.layout import KVLayout
+
+
+class KVPool:
+    """`tensor` is [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim].
+
+    read and write copy bits, whatever the dtype. They may run beside a step and beside each other on different blocks.
+    """
+
+    def __init__(self, layout: KVLayout, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
+        shape = (layout.num_layers, 2, num_blocks, layout.block_size, layout.num_kv_heads, layout.head_dim)
+        self.tensor = _zeros(shape, dtype, device)
+        self._layout = layout
+        # Half words hold the bits of either width: [num_layers, 2, num_slots, half words of a token's K or V].
+        self._bits = self.tensor.view(torch.int16).view(layout.num_layers, 2, num_blocks * layout.block_size, -1)
+
+    @torch.inference_mode()
+    def read(self, slots: Sequence[int], layer_start: int, layer_end: int) -> memoryview:
+        """A copy: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_dim], as bytes."""
+        rows = self._bits[layer_start:layer_end].index_select(2, self._index(slots))
+        return rows.flatten().cpu().numpy().data.cast("B")
+
+    @torch.inference_mode()
+    def write(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
+        """Put what `read` gave elsewhere into `slots`. FrameError when its size is another one."""
+        layers = layer_end - layer_start
+        wanted = layers * len(slots) * self._layout.token_bytes_per_layer
+        received = memoryview(payload).nbytes
+        if received != wanted:
+            raise FrameError(f"KV of {len(slots)} tokens and {layers} layers is {wanted} bytes, not {received}")
+        rows = torch.empty((layers, 2, len(slots), self._bits.shape[-1]), dtype=torch.int16)
+        # Through numpy, which takes read-only buffers without a complaint.
+        rows.numpy().reshape(-1)[:] = np.frombuffer(payload, dtype=np.int16)
+        self._bits[layer_start:layer_end].index_copy_(2, self._index(slots), rows.to(self._bits.device))
+
+    def _index(self, slots: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(slots, dtype=torch.int64, device=self._bits.device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy leaves zeroing to the kernel, page by page at first use; torch.zeros would touch the whole pool now.
+    half_words = np.zeros((*shape[:-1], shape[-1] * dtype.itemsize // 2), dtype=np.int16)
+    return torch.from_numpy(half_words).view(dtype)
+
+
+def num_pool_blocks(config: CacheConfig, layout: KVLayout, max_model_len: int) -> int:
+    """Blocks of the pool. ConfigError when they cannot hold one request of max_model_len tokens."""
+    block_bytes = layout.token_bytes * config.block_size
+    num_blocks = config.num_gpu_blocks_override or config.kv_cache_memory_bytes // block_bytes
+    needed = -(-max_model_len // config.block_size)
+    if num_blocks >= needed:
+        return num_blocks
+    key, least = "kv_cache_memory_bytes", needed * block_bytes
+    if config.num_gpu_blocks_override:
+        key, least = "num_gpu_blocks_override", needed
+    raise ConfigError(
+        f"the KV pool's {num_blocks} blocks hold {num_blocks * config.block_size} tokens, fewer than one request of "
+        f"max_model_len {max_model_len}; raise {key} to {least} or lower max_model_len",
+        param=key,
+    )

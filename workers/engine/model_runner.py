@@ -1,0 +1,110 @@
+"""A model and its KV pool on one device: the synchronous half of an engine."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from workers.config import EngineConfig
+from workers.engine.batch import build_batch
+from workers.engine.executor import Buffer
+from workers.engine.kv_pool import KVPool, num_pool_blocks
+from workers.engine.scheduler import SchedulerOutput
+from workers.errors import ConfigError
+from workers.kv_transfer.layout import KVLayout
+from workers.layers.sampler import sample
+from workers.models.architecture import ArchitectureConfig, read_architecture
+from workers.models.loader import Weights, open_weights, weight_files
+from workers.models.registry import MODELS
+from workers.models.resolve import resolve_model
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_SAMPLE_BYTES = 1 << 20
+_log = logging.getLogger(__name__)
+
+
+class ModelRunner:
+    """Implements Runner: computes steps, and copies KV in and out of the pool."""
+
+    @torch.inference_mode()
+    def __init__(self, config: EngineConfig) -> None:
+        device = _device(config)
+        torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
+        path = resolve_model(config.model)
+        architecture = read_architecture(path)
+        weights = open_weights(path, architecture)
+        dtype = _dtype(config, weights)
+        self.max_model_len = _max_model_len(config, architecture)
+        self.eos_token_ids = architecture.eos_token_ids
+        self.layout = KVLayout(
+            fingerprint=_fingerprint(architecture, dtype, weights.quantisation, path),
+            num_layers=architecture.num_layers,
+            num_kv_heads=architecture.num_kv_heads,
+            head_dim=architecture.head_dim,
+            block_size=config.block_size,
+            dtype=_DTYPE_NAMES[dtype],
+        )
+        self.num_blocks = num_pool_blocks(config, self.layout, self.max_model_len)
+        self._model = MODELS[architecture.architecture](architecture, weights, dtype, device)
+        self._pool = KVPool(self.layout, self.num_blocks, dtype, device)
+        self._dtype, self._device = dtype, device
+        _log.info("loaded %s in %s: %d blocks of %d", path.name, self.layout.dtype, self.num_blocks, config.block_size)
+
+    @torch.inference_mode()
+    def execute(self, batch: SchedulerOutput) -> list[int | None]:
+        """Compute one step; the sampled token of each request, None where none was asked for."""
+        step = build_batch(batch, self.layout.block_size, self._dtype, self._device)
+        logits = self._model.forward(step, self._pool.tensor)
+        tokens: list[int | None] = [None] * len(batch.requests)
+        for i, token in zip(step.sample_index, sample(logits, step.sample_params, step.sample_positions), strict=True):
+            tokens[i] = token
+        return tokens
+
+    def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
+        return self._pool.read(slots, layer_start, layer_end)
+
+    def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
+        self._pool.write(slots, layer_start, layer_end, payload)
+
+
+def _device(config: EngineConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda but this machine offers none to torch; set device: cpu", param="device")
+    return torch.device(config.device)
+
+
+def _dtype(config: EngineConfig, weights: Weights) -> torch.dtype:
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    return torch.float32 if config.device == "cpu" else weights.dtype
+
+
+def _max_model_len(config: EngineConfig, architecture: ArchitectureConfig) -> int:
+    limit = architecture.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} exceeds the {limit} tokens that the checkpoint was made for; "
+            f"set it to {limit} or less",
+            param="max_model_len",
+        )
+    return config.max_model_len or limit
+
+
+def _fingerprint(architecture: ArchitectureConfig, dtype: torch.dtype, quantisation: str, path: Path) -> str:
+    """Equal for equal weights computed alike, wherever they lie; samples the files instead of reading them whole."""
+    shape = sorted((key, value) for key, value in vars(architecture).items() if not key.endswith(("_ids", "_id")))
+    digest = hashlib.sha256(repr((shape, str(dtype), quantisation)).encode())
+    for file in weight_files(path):
+        size = file.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        with file.open("rb") as opened:
+            for start in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
+                opened.seek(start)
+                digest.update(opened.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:32]

@@ -1,0 +1,61 @@
+"""The seam between the two worker halves and the ways KV can travel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from protos import worker_pb2 as pb
+from workers.kv_transfer.frame import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A decode worker's promise of blocks for one hand-off, fenced by its incarnation and an id never used again.
+
+    Token positions [start, end) are wanted: the KV of [0, start) is there already.
+    """
+
+    grant_id: int
+    incarnation: str
+    address: str
+    lease_s: float
+    start: int
+    end: int
+
+    def to_proto(self) -> pb.Grant:
+        return pb.Grant(
+            grant_id=self.grant_id,
+            incarnation=self.incarnation,
+            address=self.address,
+            lease_s=self.lease_s,
+            start=self.start,
+            end=self.end,
+        )
+
+    @classmethod
+    def from_proto(cls, message: pb.Grant) -> Grant:
+        return cls(
+            message.grant_id, message.incarnation, message.address, message.lease_s, message.start, message.end
+        )
+
+
+class KVSender(Protocol):
+    """Moves frames to one peer. What is said about them (Connect, Commit, Release, Renew) goes over gRPC for every transport."""
+
+    name: str
+
+    async def send(self, frame: Frame, request_id: str) -> None:
+        """Return once the peer has verified the frame and put it into its pool.
+
+        Raises FrameError, StaleGrantError, UnavailableError or DeadlineError.
+        """
+
+    async def close(self) -> None: ...
+
+
+class KVReceiver(Protocol):
+    """Takes frames in, whatever brought them."""
+
+    async def receive(self, data: bytes) -> None:
+        """Verify an encoded frame and put its KV where its grant says. Raises FrameError or StaleGrantError."""

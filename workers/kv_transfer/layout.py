@@ -1,0 +1,56 @@
+"""KVLayout: what two pools must agree on before KV moves between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from protos import kv_transfer_pb2 as pb
+from workers.errors import LayoutMismatchError
+
+SCHEMA_VERSION = 1
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """The shape and meaning of KV. On the wire a range of layers and tokens is [layers, 2, tokens, num_kv_heads, head_dim]."""
+
+    fingerprint: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: str
+    tensor_parallel_size: int = 1
+    tensor_parallel_rank: int = 0
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def token_bytes_per_layer(self) -> int:
+        """K and V of one token in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def token_bytes(self) -> int:
+        """2 x layers x kv_heads x head_dim x dtype bytes."""
+        return self.num_layers * self.token_bytes_per_layer
+
+    def require_same(self, other: KVLayout) -> None:
+        """Raise LayoutMismatchError naming the first field that differs."""
+        for f in fields(self):
+            if f.name == "block_size":
+                continue  # Ranges on the wire are in tokens: each side maps them through its own blocks.
+            mine, theirs = getattr(self, f.name), getattr(other, f.name)
+            if mine != theirs:
+                raise LayoutMismatchError(
+                    f"KV layouts differ in {f.name}: {mine!r} here, {theirs!r} at the peer; "
+                    "start both workers from one config",
+                    param=f.name,
+                )
+
+    def to_proto(self) -> pb.KVLayout:
+        return pb.KVLayout(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+    @classmethod
+    def from_proto(cls, message: pb.KVLayout) -> KVLayout:
+        return cls(**{f.name: getattr(message, f.name) for f in fields(cls)})

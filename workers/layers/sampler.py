@@ -1,0 +1,87 @@
+"""From logits to tokens, whatever mix of settings shares the step.
+
+A draw is the inverse of the cumulative distribution in token id order at uniform(seed, choice, position): it depends on
+nothing but the row's own logits, and small changes of these move it only across neighbouring borders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from workers.random import uniform
+from workers.request import SamplingParams
+
+# Candidates tried for top_p before sorting the whole vocabulary, which takes 20 times as long.
+_NUCLEUS_CANDIDATES = 256
+
+
+def sample(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+    """One token a row of `logits` [num_rows, vocab_size]; `positions` are those of the tokens to be sampled."""
+    drawn = [i for i, p in enumerate(params) if not p.greedy]
+    if not drawn:
+        return logits.argmax(dim=-1).tolist()
+    tokens = [0] * len(params)
+    greedy = [i for i, p in enumerate(params) if p.greedy]
+    for i, token in zip(greedy, logits[greedy].argmax(dim=-1).tolist() if greedy else (), strict=True):
+        tokens[i] = token
+    chosen = _draw(logits[drawn].float(), [params[i] for i in drawn], [positions[i] for i in drawn])
+    for i, token in zip(drawn, chosen, strict=True):
+        tokens[i] = token
+    return tokens
+
+
+def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+    # From the largest down, so that no temperature overflows.
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / _column([p.temperature for p in params], logits)
+    _keep_top_k(logits, params)
+    probs = torch.softmax(logits, dim=-1)
+    _keep_top_p(probs, params)
+    cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    draws = _column([uniform(p.seed or 0, 0, at) for p, at in zip(params, positions, strict=True)], total)
+    # Rounding may lift the product to the total, behind the last token that has any probability.
+    target = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1).tolist()
+
+
+def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
+
+
+def _keep_top_k(logits: torch.Tensor, params: Sequence[SamplingParams]) -> None:
+    """Drop, in place, what is below the k-th largest logit of its row; ties with it stay."""
+    rows = [i for i, p in enumerate(params) if 0 < p.top_k < logits.shape[1]]
+    if rows:
+        ks = torch.tensor([params[i].top_k for i in rows], device=logits.device).unsqueeze(1)
+        selected = logits[rows]
+        border = selected.topk(int(ks.max())).values.gather(1, ks - 1)
+        logits[rows] = selected.masked_fill_(selected < border, float("-inf"))
+
+
+def _keep_top_p(probs: torch.Tensor, params: Sequence[SamplingParams]) -> None:
+    """Keep, in place, the likeliest tokens whose likelier ones sum to under top_p; ties with the last stay."""
+    rows = [i for i, p in enumerate(params) if p.top_p < 1.0]
+    if rows:
+        selected = probs[rows]
+        border = _nucleus_border(selected, [params[i].top_p for i in rows])
+        probs[rows] = selected.masked_fill_(selected < border, 0.0)
+
+
+def _nucleus_border(probs: torch.Tensor, top_ps: Sequence[float]) -> torch.Tensor:
+    """The smallest probability kept in each row, [num_rows, 1]."""
+    top_p = torch.tensor(top_ps, dtype=torch.float64, device=probs.device).unsqueeze(1)
+    likeliest = probs.topk(min(_NUCLEUS_CANDIDATES, probs.shape[1])).values
+    border = _last_kept(likeliest, top_p)
+    flat = (likeliest.sum(dim=-1, dtype=torch.float64) < top_p.squeeze(1)).nonzero().squeeze(1)
+    if flat.numel():
+        border[flat] = _last_kept(probs[flat].sort(dim=-1, descending=True).values, top_p[flat])
+    return border
+
+
+def _last_kept(likeliest: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """`likeliest` is [num_rows, num_candidates], descending."""
+    before = likeliest.cumsum(dim=-1, dtype=torch.float64) - likeliest
+    num_kept = (before < top_p).sum(dim=-1, keepdim=True).clamp_(min=1)
+    return likeliest.gather(1, num_kept - 1)

@@ -1,0 +1,139 @@
+"""What a request is, and the records that cross process borders.
+
+A request is its tokens: KV, random numbers and timing are functions of (prompt ids, SamplingParams, tokens so far).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "abort"
+    ERROR = "error"
+
+
+class RequestStatus(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    WAITING_FOR_KV = "waiting_for_kv"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens. temperature 0 is greedy; top_k 0 and top_p 1 keep every token.
+
+    `max_tokens` None means: up to max_model_len; the router makes it a number before a worker sees it.
+    `seed` None means: derived by the router from the request id.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Where a request's time went, in seconds. `transfer_s` overlaps `prefill_s`; `transfer_unhidden_s` does not."""
+
+    queued_s: float = 0.0
+    prefill_queued_s: float = 0.0
+    prefill_s: float = 0.0
+    transfer_s: float = 0.0
+    transfer_unhidden_s: float = 0.0
+    decode_queued_s: float = 0.0
+    decode_s: float = 0.0
+
+    def __add__(self, other: Timeline) -> Timeline:
+        return Timeline(*(getattr(self, name) + getattr(other, name) for name in Timeline.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """New tokens of one request: output tokens [index, index + len(token_ids))."""
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    timeline: Timeline | None = None
+    error_type: str = ""
+    error_message: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence as an engine holds it. `num_computed_tokens` catches up with `num_tokens`; there are no phases."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    output_token_ids: list[int] = field(default_factory=list)
+    router_id: str = ""
+    # Stop after this many output tokens here, whatever max_tokens says: a prefill worker's is one more than it got.
+    output_limit: int | None = None
+    # Keep the blocks after the finish, until Engine.release: their KV is still being read.
+    hold_blocks: bool = False
+
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: FinishReason | None = None
+    num_computed_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)
+    # Place in the order of arrival at this engine, and times on the event loop's clock in seconds.
+    arrival: int = 0
+    arrived_s: float = 0.0
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    # Its KV came from another worker, which also sampled token 1.
+    handed_over: bool = False
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    def tokens(self, start: int, end: int) -> Sequence[int]:
+        """Token ids at positions [start, end)."""
+        num_prompt = len(self.prompt_token_ids)
+        if end <= num_prompt:
+            return self.prompt_token_ids[start:end]
+        if start >= num_prompt:
+            return self.output_token_ids[start - num_prompt : end - num_prompt]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: end - num_prompt]
+
+
+def finish_reason_of(
+    output_token_ids: Sequence[int], params: SamplingParams, eos_token_ids: frozenset[int]
+) -> FinishReason | None:
+    """Whether the last output token ends the request: the one rule both roles apply to every token."""
+    last = output_token_ids[-1]
+    if last in params.stop_token_ids or (last in eos_token_ids and not params.ignore_eos):
+        return FinishReason.STOP
+    if params.max_tokens is not None and len(output_token_ids) >= params.max_tokens:
+        return FinishReason.LENGTH
+    return None
+
+
+def with_seed(params: SamplingParams, seed: int) -> SamplingParams:
+    return params if params.seed is not None else replace(params, seed=seed)

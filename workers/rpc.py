@@ -1,0 +1,130 @@
+"""One way to call and to be called: channels, servers, deadlines, and errors that keep their type across the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from workers import errors
+from workers.errors import KVFerryError
+
+M = TypeVar("M")
+
+_ERROR_KEY, _PARAM_KEY, _CODE_KEY = "kvferry-error", "kvferry-param", "kvferry-code"
+_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.so_reuseport", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+# KV frames: fewer, larger HTTP/2 frames and reads.
+_BULK_OPTIONS = (
+    ("grpc.http2.max_frame_size", 4 << 20),
+    ("grpc.http2.lookahead_bytes", 8 << 20),
+    ("grpc.experimental.tcp_read_chunk_size", 1 << 20),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class Network(Protocol):
+    """Where channels and servers come from: gRPC, or the simulator's in-memory network."""
+
+    def connect(self, address: str, *, bulk: bool = False) -> grpc.aio.Channel:
+        """A channel to host:port; `bulk` ones do not share a connection with small calls."""
+
+    def server(self) -> grpc.aio.Server: ...
+
+    async def listen(self, server: grpc.aio.Server, host: str, port: int) -> str:
+        """Start `server`; its address. Port 0 takes any. Raises ConfigError when the port is in use."""
+
+
+class GrpcNetwork:
+    def connect(self, address: str, *, bulk: bool = False) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(address, options=_OPTIONS + _BULK_OPTIONS if bulk else _OPTIONS)
+
+    def server(self) -> grpc.aio.Server:
+        return grpc.aio.server(options=_OPTIONS + _BULK_OPTIONS[:-1])
+
+    async def listen(self, server: grpc.aio.Server, host: str, port: int) -> str:
+        try:
+            bound = server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as exc:
+            raise errors.ConfigError(
+                f"cannot listen on {host}:{port}: the port is in use or the host is not this machine's; choose another"
+            ) from exc
+        await server.start()
+        return f"{host}:{bound}"
+
+
+async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: KVFerryError) -> NoReturn:
+    """End a server's call with this error, its class and param in the trailing metadata."""
+    metadata = [(_ERROR_KEY, type(error).__name__)]
+    metadata += [(key, value) for key, value in ((_PARAM_KEY, error.param), (_CODE_KEY, error.code)) if value]
+    await context.abort(error.grpc_code, error.message, tuple(metadata))
+
+
+def error_from_rpc(exc: grpc.RpcError) -> KVFerryError:
+    """The typed error behind a failed call, of an async or a sync stub."""
+    assert isinstance(exc, (grpc.aio.AioRpcError, grpc.Call))
+    metadata = dict(exc.trailing_metadata() or ())
+    details = exc.details() or exc.code().name
+    name = metadata.get(_ERROR_KEY)
+    cls = errors.BY_NAME.get(str(name)) or _BY_STATUS.get(exc.code(), KVFerryError)
+    return cls(details, param=_text(metadata.get(_PARAM_KEY)), code=_text(metadata.get(_CODE_KEY)))
+
+
+async def call(coroutine: Awaitable[M]) -> M:
+    """Await a stub's call; raises KVFerryError instead of grpc's."""
+    try:
+        return await coroutine
+    except grpc.aio.AioRpcError as exc:
+        raise error_from_rpc(exc) from exc
+
+
+Handler = Callable[[Any, Any, Any], Awaitable[M]]
+
+
+def typed_errors(handler: Handler[M]) -> Handler[M]:
+    """A servicer's method whose KVFerryErrors reach the caller with their type."""
+
+    @functools.wraps(handler)
+    async def wrapped(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> M:
+        try:
+            return await handler(self, request, context)
+        except KVFerryError as error:
+            await abort_with(context, error)
+
+    return wrapped
+
+
+async def close_quietly(task: asyncio.Task[Any] | None) -> None:
+    """Cancel a task and wait for its end."""
+    if task is None:
+        return
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+_BY_STATUS: dict[grpc.StatusCode, type[KVFerryError]] = {
+    grpc.StatusCode.UNAVAILABLE: errors.UnavailableError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineError,
+    grpc.StatusCode.CANCELLED: errors.AbortedError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.OverloadedError,
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequestError,
+    grpc.StatusCode.NOT_FOUND: errors.NotFoundError,
+    grpc.StatusCode.DATA_LOSS: errors.FrameError,
+}

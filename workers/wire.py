@@ -1,0 +1,94 @@
+"""Records to and from their protobuf form."""
+
+from __future__ import annotations
+
+from protos import worker_pb2 as pb
+from workers.request import FinishReason, Request, SamplingParams, Timeline, TokenOutput
+
+_REASON_TO_PB: dict[FinishReason | None, pb.FinishReason] = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.ABORTED: pb.FINISH_REASON_ABORTED,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+}
+_REASON_FROM_PB = {value: reason for reason, value in _REASON_TO_PB.items()}
+
+
+def reason_to_pb(reason: FinishReason | None) -> pb.FinishReason:
+    return _REASON_TO_PB[reason]
+
+
+def reason_from_pb(value: pb.FinishReason) -> FinishReason | None:
+    return _REASON_FROM_PB[value]
+
+
+def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
+    return pb.SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=params.seed,
+        max_tokens=params.max_tokens,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+    )
+
+
+def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
+    """Unset fields take SamplingParams' defaults."""
+    names = ("temperature", "top_p", "top_k", "seed", "max_tokens", "ignore_eos")
+    given = {name: getattr(message, name) for name in names if message.HasField(name)}
+    return SamplingParams(stop_token_ids=tuple(message.stop_token_ids), **given)
+
+
+def request_to_pb(request: Request) -> pb.Request:
+    return pb.Request(
+        request_id=request.request_id,
+        router_id=request.router_id,
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=request.output_token_ids,
+        params=params_to_pb(request.params),
+    )
+
+
+def request_from_pb(message: pb.Request) -> Request:
+    return Request(
+        request_id=message.request_id,
+        router_id=message.router_id,
+        prompt_token_ids=list(message.prompt_token_ids),
+        output_token_ids=list(message.output_token_ids),
+        params=params_from_pb(message.params),
+    )
+
+
+def timeline_to_pb(timeline: Timeline) -> pb.Timeline:
+    return pb.Timeline(**{name: getattr(timeline, name) for name in Timeline.__slots__})
+
+
+def timeline_from_pb(message: pb.Timeline) -> Timeline:
+    return Timeline(**{name: getattr(message, name) for name in Timeline.__slots__})
+
+
+def output_to_pb(output: TokenOutput) -> pb.TokenOutput:
+    return pb.TokenOutput(
+        request_id=output.request_id,
+        index=output.index,
+        token_ids=output.token_ids,
+        finish_reason=reason_to_pb(output.finish_reason),
+        timeline=timeline_to_pb(output.timeline) if output.timeline else None,
+        error_type=output.error_type,
+        error_message=output.error_message,
+    )
+
+
+def output_from_pb(message: pb.TokenOutput) -> TokenOutput:
+    return TokenOutput(
+        request_id=message.request_id,
+        index=message.index,
+        token_ids=tuple(message.token_ids),
+        finish_reason=reason_from_pb(message.finish_reason),
+        timeline=timeline_from_pb(message.timeline) if message.HasField("timeline") else None,
+        error_type=message.error_type,
+        error_message=message.error_message,
+    )
