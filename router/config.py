@@ -1,0 +1,21 @@
+"""Settings of one router."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from workers.config import Strict
+
+
+class RouterConfig(Strict):
+    host: str = "127.0.0.1"
+    http_port: int = Field(default=8000, ge=0, le=65535)
+    grpc_port: int = Field(default=8001, ge=0, le=65535)
+    # Requests that may wait for a prefill worker; more are answered 429.
+    max_num_queued_reqs: int = Field(default=1024, ge=1)
+    # Longest wait in that queue.
+    queue_timeout_s: float = Field(default=300.0, gt=0)
+    # Between two looks at a worker; three misses in a row make it unreachable.
+    heartbeat_s: float = Field(default=0.5, gt=0)
+    # Longest silence of a worker about a running request.
+    token_timeout_s: float = Field(default=120.0, gt=0)

@@ -1,0 +1,78 @@
+"""The native API over a TextService."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+
+import grpc.aio
+
+from protos import router_pb2, router_pb2_grpc
+from router.text import Prompt, TextChunk, TextRequest, TextService, new_request_id
+from workers.errors import InvalidRequestError, KVFerryError
+from workers.rpc import abort_with
+from workers.wire import params_from_pb, reason_to_pb, timeline_to_pb
+
+logger = logging.getLogger(__name__)
+
+GenerateContext = grpc.aio.ServicerContext[router_pb2.GenerateRequest, router_pb2.GenerateResponse]
+StatusContext = grpc.aio.ServicerContext[router_pb2.GetStatusRequest, router_pb2.GetStatusResponse]
+
+
+class RouterService(router_pb2_grpc.RouterServiceServicer):
+    def __init__(self, text: TextService, status: Callable[[], router_pb2.GetStatusResponse]) -> None:
+        self._text = text
+        self._status = status
+
+    # Writes rather than yields: a cancelled call then ends inside this coroutine, which aborts the request at once.
+    async def Generate(self, request: router_pb2.GenerateRequest, context: GenerateContext) -> None:  # type: ignore[override]  # noqa: N802
+        try:
+            prepared = self._prepare(request)
+            async with aclosing(self._text.stream(prepared)) as chunks:
+                async for chunk in chunks:
+                    await context.write(_response(prepared.request_id, chunk))
+        except KVFerryError as error:
+            await abort_with(context, error)
+        except Exception:
+            logger.exception("%s: internal error", request.request_id)
+            await abort_with(context, KVFerryError("internal error; the router's log has the reason"))
+
+    async def GetStatus(  # noqa: N802
+        self, request: router_pb2.GetStatusRequest, context: StatusContext
+    ) -> router_pb2.GetStatusResponse:
+        return self._status()
+
+    def _prepare(self, request: router_pb2.GenerateRequest) -> TextRequest:
+        self._text.model_name(request.model)
+        request_id = request.request_id or new_request_id("gen")
+        return self._text.prepare(_prompt(request), params_from_pb(request.params), request_id)
+
+
+def _prompt(request: router_pb2.GenerateRequest) -> Prompt:
+    match request.WhichOneof("prompt"):
+        case "text":
+            return request.text
+        case "token_ids":
+            return list(request.token_ids.token_ids)
+        case "messages" if request.messages.messages:
+            return [{"role": message.role, "content": message.content} for message in request.messages.messages]
+        case "messages":
+            raise InvalidRequestError("messages is empty; give at least one message", param="messages")
+        case _:
+            raise InvalidRequestError("no prompt; set text, token_ids or messages", param="prompt")
+
+
+def _response(request_id: str, chunk: TextChunk) -> router_pb2.GenerateResponse:
+    response = router_pb2.GenerateResponse(
+        request_id=request_id, index=chunk.index, token_ids=chunk.token_ids, text=chunk.text
+    )
+    if chunk.finish_reason is None:
+        return response
+    response.finish_reason = reason_to_pb(chunk.finish_reason)
+    response.usage.num_prompt_tokens = chunk.num_prompt_tokens
+    response.usage.num_completion_tokens = chunk.num_completion_tokens
+    response.ttft_s, response.tpot_s = chunk.ttft_s, chunk.tpot_s
+    if chunk.timeline is not None:
+        response.timeline.CopyFrom(timeline_to_pb(chunk.timeline))
+    return response

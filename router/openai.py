@@ -1,0 +1,158 @@
+"""The OpenAI HTTP API over a TextService."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fastapi import FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+from starlette.types import Send
+
+from router.http_answers import RequestIds, WatchedResponse, add_error_handlers, read_json, retry_headers, send_events
+from router.merge import merge
+from router.openai_schema import ChatBody, CompletionBody
+from router.openai_wire import DONE, ChatShape, Choice, CompletionShape
+from router.text import TextChunk, TextRequest, TextService
+from workers.request import FinishReason
+
+
+class Readiness(Protocol):
+    def ready(self) -> tuple[bool, str]:
+        """Whether a request could be answered now, and if not, why."""
+
+
+@dataclass
+class _Job:
+    """One HTTP request: its choices, and the shape of its answer."""
+
+    requests: Sequence[TextRequest]
+    shape: CompletionShape
+    include_usage: bool = False
+    # What each choice's text begins with.
+    echoes: Sequence[str] = ()
+    # Nothing is generated.
+    echo_only: bool = False
+
+
+def build_app(text: TextService, pool: Readiness) -> FastAPI:
+    app = FastAPI(title="kvferry", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.add_middleware(RequestIds)
+    add_error_handlers(app)
+    _add_generation(app, text)
+    _add_models(app, text)
+    _add_probes(app, text, pool)
+    return app
+
+
+def _add_generation(app: FastAPI, text: TextService) -> None:
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        body = CompletionBody.parse(await read_json(request))
+        shape = CompletionShape(request.state.request_id, text.model_name(body.model))
+        requests = _completion_requests(text, body, request.state.request_id)
+        echoes = _echoes(text, body) if body.echo else ()
+        return _respond(text, _Job(requests, shape, body.include_usage, echoes, body.echo_only), bool(body.stream))
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        body = ChatBody.parse(await read_json(request))
+        request_id = request.state.request_id
+        shape = ChatShape(request_id, text.model_name(body.model))
+        chat = text.prepare(body.prompt(), body.sampling_params(), request_id, body.stops)
+        return _respond(text, _Job([chat], shape, body.include_usage), bool(body.stream))
+
+
+def _add_models(app: FastAPI, text: TextService) -> None:
+    created = int(time.time())
+
+    def card(name: str) -> dict[str, Any]:
+        limit = text.max_model_len
+        return {"id": name, "object": "model", "created": created, "owned_by": "kvferry", "max_model_len": limit}
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [card(name) for name in text.served_model_names]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        return JSONResponse(card(text.model_name(name)))
+
+
+def _add_probes(app: FastAPI, text: TextService, pool: Readiness) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        is_ready, reason = pool.ready()
+        if is_ready:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready", "reason": reason}, 503, headers=retry_headers(503))
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(text.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _completion_requests(text: TextService, body: CompletionBody, request_id: str) -> list[TextRequest]:
+    """Every prompt is checked before any is started."""
+    prompts, params = body.prompts(), body.sampling_params()
+    ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{at}" for at in range(len(prompts))]
+    return [
+        text.prepare(prompt, params, one, body.stops, body.default_max_tokens)
+        for prompt, one in zip(prompts, ids, strict=True)
+    ]
+
+
+def _echoes(text: TextService, body: CompletionBody) -> list[str]:
+    return [prompt if isinstance(prompt, str) else text.tokenizer.decode(prompt) for prompt in body.prompts()]
+
+
+def _respond(text: TextService, job: _Job, stream: bool) -> Response:
+    async def whole(send: Send) -> Response:
+        answers = [Choice(text=echo) for echo in job.echoes] or [Choice() for _ in job.requests]
+        async with aclosing(_chunks(text, job)) as chunks:
+            async for index, chunk in chunks:
+                answers[index].add(chunk)
+        return JSONResponse(job.shape.whole(answers))
+
+    async def streamed(send: Send) -> None:
+        await send_events(send, _events(text, job))
+
+    return WatchedResponse(streamed if stream else whole)
+
+
+async def _events(text: TextService, job: _Job) -> AsyncGenerator[bytes, None]:
+    pieces = [job.shape.pieces(index, job.include_usage) for index in range(len(job.requests))]
+    starts = {index: piece.start(job.echoes[index] if job.echoes else "") for index, piece in enumerate(pieces)}
+    answers = [Choice() for _ in job.requests]
+    async with aclosing(_chunks(text, job)) as chunks:
+        async for index, chunk in chunks:
+            yield starts.pop(index, b"") + pieces[index].event(chunk.text, chunk.finish_reason)
+            if chunk.finish_reason is not None:
+                answers[index].add(chunk)
+    if job.include_usage:
+        yield job.shape.usage_event(answers)
+    yield DONE
+
+
+async def _chunks(text: TextService, job: _Job) -> AsyncGenerator[tuple[int, TextChunk], None]:
+    """The choices' pieces as they come."""
+    if job.echo_only:
+        for index, request in enumerate(job.requests):
+            num_prompt_tokens = len(request.prompt_token_ids)
+            yield index, TextChunk(0, (), "", FinishReason.LENGTH, num_prompt_tokens=num_prompt_tokens)
+    elif len(job.requests) == 1:
+        async with aclosing(text.stream(job.requests[0])) as chunks:
+            async for chunk in chunks:
+                yield 0, chunk
+    else:
+        async with aclosing(merge([text.stream(request) for request in job.requests])) as merged:
+            async for item in merged:
+                yield item

@@ -1,0 +1,185 @@
+"""RouterServer: one router's HTTP and gRPC ports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import grpc.aio
+import uvicorn
+
+from protos import router_pb2, router_pb2_grpc
+from router.config import RouterConfig
+from router.grpc_service import RouterService
+from router.openai import build_app
+from router.router import Router
+from router.text import TextService
+from workers.config import ModelConfig
+from workers.errors import ConfigError
+from workers.models.architecture import ArchitectureConfig, read_architecture
+from workers.models.resolve import default_served_name, resolve_model
+from workers.rpc import GrpcNetwork, Network
+from workers.tokenizer import Tokenizer
+
+# What running answers get to end by themselves when the server stops.
+_GRACE_S = 1
+
+
+class Pool(Protocol):
+    def ready(self) -> tuple[bool, str]: ...
+
+    def status(self) -> Sequence[router_pb2.WorkerStatus]: ...
+
+
+class RouterServer:
+    def __init__(
+        self,
+        router: Router,
+        pool: Pool,
+        tokenizer: Tokenizer,
+        model: ModelConfig,
+        config: RouterConfig,
+        *,
+        name: str = "router-0",
+        cluster_name: str = "kvferry",
+        network: Network | None = None,
+    ) -> None:
+        self._router = router
+        self._pool = pool
+        self._config = config
+        self._name = name
+        self._cluster_name = cluster_name
+        self._network = network or GrpcNetwork()
+        self.text = _text_service(router, tokenizer, model)
+        self.text.metrics.watch(router, pool.status)
+        # The bound ports, after start.
+        self.http_port = config.http_port
+        self.grpc_port = config.grpc_port
+        self._http: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._grpc: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        """Bind both ports. ConfigError naming the key when one is in use."""
+        await self._start_grpc()
+        try:
+            await self._start_http()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Close both ports; requests still running after a short grace are aborted."""
+        if self._http is not None and self._serving is not None:
+            self._http.should_exit = True
+            await asyncio.gather(self._serving, return_exceptions=True)
+        if self._grpc is not None:
+            await self._grpc.stop(_GRACE_S)
+        self._http = self._serving = self._grpc = None
+
+    def status(self) -> router_pb2.GetStatusResponse:
+        ready, _ = self._pool.ready()
+        load = router_pb2.RouterStatus(
+            name=self._name,
+            incarnation=self._router.incarnation,
+            pid=os.getpid(),
+            num_queued=self._router.num_queued,
+            num_running=self._router.num_running,
+        )
+        return router_pb2.GetStatusResponse(
+            name=self._cluster_name,
+            ready=ready,
+            http_endpoint=f"http://{_address(self._config.host, self.http_port)}",
+            grpc_endpoint=_address(self._config.host, self.grpc_port),
+            served_model_names=self.text.served_model_names,
+            routers=[load],
+            workers=self._pool.status(),
+        )
+
+    async def _start_grpc(self) -> None:
+        server = self._network.server()
+        service = RouterService(self.text, self.status)
+        router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
+        host, port = self._config.host, self._config.grpc_port
+        try:
+            address = await self._network.listen(server, f"[{host}]" if ":" in host else host, port)
+        except ConfigError as error:
+            raise _in_use("grpc_port", host, port, "in use, or no address of this machine") from error
+        self._grpc = server
+        self.grpc_port = int(address.rpartition(":")[2])
+
+    async def _start_http(self) -> None:
+        listener = _listen(self._config.host, self._config.http_port)
+        self.http_port = listener.getsockname()[1]
+        self._http = _Server(
+            uvicorn.Config(
+                build_app(self.text, self._pool),
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=_GRACE_S,
+            )
+        )
+        self._serving = asyncio.create_task(self._http.serve(sockets=[listener]))
+        answering = asyncio.create_task(self._http.answering.wait())
+        await asyncio.wait({self._serving, answering}, return_when=asyncio.FIRST_COMPLETED)
+        answering.cancel()
+        if self._serving.done():
+            self._serving.result()
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.answering = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.answering.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to the process that embeds the server."""
+        yield
+
+
+def _text_service(router: Router, tokenizer: Tokenizer, model: ModelConfig) -> TextService:
+    path = resolve_model(model.model)
+    architecture = read_architecture(path)
+    names = model.served_model_name or (default_served_name(model.model, path),)
+    return TextService(router, tokenizer, names, _max_model_len(model, architecture), architecture.vocab_size)
+
+
+def _max_model_len(model: ModelConfig, architecture: ArchitectureConfig) -> int:
+    limit = architecture.max_position_embeddings
+    if model.max_model_len is not None and model.max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len is {model.max_model_len}; the model knows {limit} positions: lower it to {limit}",
+            param="max_model_len",
+        )
+    return model.max_model_len or limit
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise _in_use("http_port", host, port, os.strerror(error.errno or 0)) from error
+
+
+def _in_use(key: str, host: str, port: int, reason: str) -> ConfigError:
+    return ConfigError(
+        f"router.{key}: cannot listen on {_address(host, port)} ({reason}); free it, choose another, or 0 for any",
+        param=f"router.{key}",
+    )
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
