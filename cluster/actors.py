@@ -1,0 +1,135 @@
+"""The bodies of kvferry's processes. launch.py makes Ray actors of them; they know nothing of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster.config import ClusterConfig
+from workers.config import WorkerConfig
+from workers.errors import KVFerryError
+
+if TYPE_CHECKING:
+    from router.server import RouterServer
+    from workers.tokenizer import Tokenizer
+    from workers.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 2.0
+
+
+class Process:
+    """What every one does: log to its own file, and end itself when its cluster's process is heard of no more."""
+
+    def __init__(self, log: Path, orphan_s: float | None) -> None:
+        self._log = log
+        # None: somebody else ends orphans.
+        self._orphan_s = orphan_s
+        self._end: asyncio.TimerHandle | None = None
+        _write_all_output_to(log)
+
+    async def beat(self) -> int:
+        """The cluster's process is there. This one's pid."""
+        if self._end:
+            self._end.cancel()
+        if self._orphan_s is not None:
+            self._end = asyncio.get_running_loop().call_later(self._orphan_s, self._end_orphaned)
+        return os.getpid()
+
+    def _end_orphaned(self) -> None:
+        logger.error("nothing heard of the cluster's process for %s s: ending", self._orphan_s)
+        os._exit(1)
+
+
+class WorkerProcess(Process):
+    """One worker, kept on its cores."""
+
+    def __init__(self, config: WorkerConfig, log: Path, orphan_s: float | None) -> None:
+        super().__init__(log, orphan_s)
+        self._config = config
+        self._worker: Worker | None = None
+        _keep_to_cores(config)
+
+    async def start(self) -> str:
+        """Load the model; the address of the worker's gRPC server. Raises KVFerryError."""
+        with _one_line_errors(self._config.name, self._log):
+            from workers.worker import Worker
+
+            self._worker = Worker(self._config)
+            return await self._worker.start()
+
+    async def stop(self) -> None:
+        if self._worker:
+            await self._worker.stop()
+
+
+class RouterProcess(Process):
+    """The router and its two APIs."""
+
+    def __init__(self, config: ClusterConfig, log: Path, orphan_s: float | None) -> None:
+        super().__init__(log, orphan_s)
+        self._config = config
+        self._tokenizer: Tokenizer | None = None
+        self._server: RouterServer | None = None
+
+    async def prepare(self) -> None:
+        """What needs no worker: imports and the tokenizer. Raises KVFerryError."""
+        with _one_line_errors("router", self._log):
+            import router.server  # noqa: F401  (slow to load)
+            from workers.models.resolve import resolve_model
+            from workers.tokenizer import load_tokenizer
+
+            self._tokenizer = load_tokenizer(resolve_model(self._config.model))
+
+    async def start(self, worker_addresses: list[str]) -> tuple[str, str]:
+        """The HTTP and the gRPC endpoint, both answering. Raises KVFerryError."""
+        assert self._tokenizer is not None
+        with _one_line_errors("router", self._log):
+            from router.server import serve
+
+            config = self._config
+            self._server = await serve(config.name, config.router, config, self._tokenizer, worker_addresses)
+            status = self._server.status()
+            return status.http_endpoint, status.grpc_endpoint
+
+    async def stop(self) -> None:
+        if self._server:
+            await self._server.stop()
+
+
+def _keep_to_cores(config: WorkerConfig) -> None:
+    """Pin every thread there is; those to come inherit it. torch reads the thread counts when it is loaded."""
+    if isinstance(config.cpu_affinity, tuple):
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), config.cpu_affinity)
+    if config.num_threads:
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ[name] = str(config.num_threads)
+
+
+def _write_all_output_to(log: Path) -> None:
+    """Python's log and whatever else is printed, by native code too."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+
+
+@contextmanager
+def _one_line_errors(name: str, log: Path) -> Iterator[None]:
+    try:
+        yield
+    except KVFerryError:
+        raise
+    except Exception as exc:
+        logger.exception("%s failed", name)
+        reason = " ".join(str(exc).split()) or "no reason given"
+        raise KVFerryError(f"{name} failed to start: {type(exc).__name__}: {reason[:200]}; see {log}") from None

@@ -1,0 +1,164 @@
+"""The command `kvferry`: up, status, generate, down. Exit codes: 0 done, 1 failed, 2 wrong usage or config.
+
+Errors are one line on stderr. Each command loads what it needs only when it runs, so that --help is quick.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from workers.errors import ConfigError, InvalidRequestError, KVFerryError, UnavailableError
+
+if TYPE_CHECKING:
+    from cluster.client import Prompt
+
+_DEFAULT_NAME = "kvferry"
+
+_name = click.option("--name", default=_DEFAULT_NAME, show_default=True, help="Which cluster of this user.")
+_target = click.option(
+    "--target", metavar="HOST:PORT", help="A router's gRPC address. Default: of the cluster that runs here."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kvferry", message="%(package)s %(version)s")
+def cli() -> None:
+    """Prefill/decode-disaggregated LLM inference."""
+
+
+@cli.command()
+@click.argument("config", required=False, type=click.Path())
+@click.option("--detach", is_flag=True, help="Return when the cluster is ready; `kvferry down` stops it.")
+def up(config: str | None, detach: bool) -> None:
+    """Start a cluster and wait until it is ready.
+
+    CONFIG is a YAML file; without one: SmolLM2-135M-Instruct on the CPU, one prefill and one decode worker.
+    """
+    from cluster import up as process
+    from cluster.config import load_config
+
+    settings = load_config(config)
+    if detach:
+        state = process.detach(settings, config)
+        click.echo(process.ready_line(settings.name, state.http_endpoint, state.grpc_endpoint))
+    else:
+        process.serve(settings, functools.partial(print, file=sys.stdout, flush=True))
+
+
+@cli.command()
+@_name
+def down(name: str) -> None:
+    """Stop a cluster and wait until all of it is gone."""
+    from cluster import up as process
+
+    if not process.down(name):
+        raise UnavailableError(f"no cluster named {name} runs here")
+    click.echo(f"{name} is down")
+
+
+@cli.command()
+@_name
+@_target
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def status(name: str, target: str | None, as_json: bool) -> None:
+    """Show the router, the workers and their blocks."""
+    from cluster import render
+    from cluster.client import Client
+
+    with Client(target or _running_target(name)) as client:
+        answer = client.status()
+    if as_json:
+        click.echo(json.dumps(render.status_object(answer), indent=2))
+        return
+    from rich.console import Console
+
+    console = Console()
+    console.print(render.status_title(answer), highlight=False, soft_wrap=True)
+    console.print(render.status_table(answer))
+
+
+@cli.command()
+@click.argument("prompt")
+@click.option("--chat", is_flag=True, help="Send PROMPT as a user's message, through the model's chat template.")
+@click.option("--max-tokens", type=int, help="Longest answer.")
+@click.option("--temperature", type=float, help="0: greedy.")
+@click.option("--top-p", type=float)
+@click.option("--top-k", type=int, help="0: all tokens.")
+@click.option("--seed", type=int)
+@click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True, help="May be given more than once.")
+@click.option("--ignore-eos", is_flag=True, default=None)
+@click.option("--model", default="", help="Needed only where several are served.")
+@click.option("--request-id", default="")
+@click.option("--timeout-s", type=float, help="Give up after so long.")
+@_name
+@_target
+def generate(prompt: str, chat: bool, name: str, target: str | None, **options: Any) -> None:
+    """Stream the answer to PROMPT ("-": read it from stdin) to the terminal."""
+    from cluster.client import Client
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    whole: Prompt = [{"role": "user", "content": text}] if chat else text
+    with Client(target or _running_target(name)) as client, closing(client.stream(whole, **options)) as chunks:
+        shown = ""
+        try:
+            for chunk in chunks:
+                shown += chunk.text
+                click.echo(chunk.text, nl=False)
+                sys.stdout.flush()
+        finally:
+            if shown and not shown.endswith("\n"):
+                click.echo()
+
+
+def _running_target(name: str) -> str:
+    from cluster.client import DEFAULT_TARGET
+    from cluster.state import StateFolder
+
+    state = StateFolder(name).running()
+    if state is None and name != _DEFAULT_NAME:
+        raise UnavailableError(f"no cluster named {name} runs here; start it with `kvferry up`, or give --target")
+    return state.grpc_endpoint if state and state.ready else DEFAULT_TARGET
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """The exit code."""
+    try:
+        result = cli.main(arguments, prog_name="kvferry", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as exc:
+        click.echo(exc.format_message())
+        return 2
+    except click.ClickException as exc:
+        return _fail(f"{exc.format_message()}; see `kvferry --help`", 2)
+    except (ConfigError, InvalidRequestError) as exc:
+        return _fail(exc.message, 2)
+    except KVFerryError as exc:
+        return _fail(exc.message, 1)
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("stopped", 1)
+    except BrokenPipeError:
+        # The reader of our output is gone: so is the point of going on, and of Python's flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as exc:  # noqa: BLE001  (the last border: a person gets a line, never a traceback)
+        return _fail(f"internal error: {type(exc).__name__}: {exc}", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"kvferry: {' '.join(message.split())}", err=True)
+    return code
+
+
+def main() -> None:
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""From a ClusterConfig to running processes: the only module that imports ray.
+
+Ray starts the processes, tells when one died, and ends them. It never carries a token or a KV byte.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.exceptions
+import ray.util
+
+from cluster.actors import BEAT_S, RouterProcess, WorkerProcess
+from cluster.config import ClusterConfig, worker_configs
+from cluster.guard import Guard
+from workers.config import WorkerConfig
+from workers.errors import AbortedError, ConfigError, KVFerryError
+
+_STOPPED = "stopped before it was ready"
+_POLL_S = 0.1
+_STOP_TIMEOUT_S = 5.0
+# In a Ray that is not ours, nobody else ends the actors of a cluster whose process was killed.
+_ORPHAN_S = 60.0
+# Ray's least: nothing of ours goes through its object store.
+_OBJECT_STORE_BYTES = 80 << 20
+# Paths of Unix sockets have at most 107 characters; Ray and we append 83.
+_MAX_TEMP_DIR = 24
+# Workers that serve must not run at low priority, as Ray's batch workers do.
+_RAY_CONFIG = {"worker_niceness": 0, "enable_metrics_collection": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    http: str
+    grpc: str
+
+
+class Cluster:
+    """The actors of one cluster, and the private Ray under them unless the config names one to join."""
+
+    def __init__(self, config: ClusterConfig, logs: Path, stopped: Callable[[], bool] = lambda: False) -> None:
+        self._config = config
+        self._workers = worker_configs(config)
+        self._logs = logs
+        # Asked while waiting: true makes start() raise AbortedError and wait() return.
+        self._stopped = stopped
+        self._actors: dict[str, Any] = {}
+        self._cleanup = ExitStack()
+
+    def start_ray(self, say: Callable[[str], None]) -> None:
+        """The ground to stand on. Raises KVFerryError. Ray's own signal handlers may be in place afterwards."""
+        say("starting Ray" if self._config.address is None else f"joining Ray at {self._config.address}")
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        # On the main thread Ray would make a SIGTERM end us in the middle of its start. The thread must outlive Ray's
+        # processes: the kernel kills them with the thread that started them.
+        thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        self._cleanup.callback(thread.shutdown)
+        started = thread.submit(self._init_ray)
+        while not wait([started], timeout=_STOP_TIMEOUT_S).done:
+            if self._stopped() and not wait([started], timeout=_STOP_TIMEOUT_S).done:
+                # Part of Ray was stopped too, and the rest would wait for it for a minute.
+                say(_STOPPED)
+                os._exit(1)
+        started.result()
+
+    def start(self, say: Callable[[str], None]) -> Endpoints:
+        """Ready to answer when it returns. Raises KVFerryError; stop() then ends what is half-started."""
+        if self._stopped():
+            raise AbortedError(_STOPPED)
+        self._start_actors()
+        say(f"loading {', '.join(worker.name for worker in self._workers)}")
+        return self._wire()
+
+    def wait(self, say: Callable[[str], None]) -> None:
+        """Until stopped. Says once when a worker dies; raises KVFerryError when the router does."""
+        while self._actors and not self._stopped():
+            beats = {name: actor.beat.remote() for name, actor in self._actors.items()}
+            for name in [name for name, beat in beats.items() if self._died(beat)]:
+                del self._actors[name]
+                if name == "router":
+                    raise KVFerryError(f"the router died; see {self._log('router')}")
+                say(f"{name} died: the router goes on without it; see {self._log(name)}")
+            self._pause(BEAT_S)
+
+    def stop(self) -> None:
+        """End every process; harmless when done already."""
+        try:
+            if self._actors:
+                self._stop_actors()
+        finally:
+            self._actors.clear()
+            ray.shutdown()
+            self._cleanup.close()
+
+    def _stop_actors(self) -> None:
+        stops = [actor.stop.remote() for actor in self._actors.values()]
+        ray.wait(stops, num_returns=len(stops), timeout=_STOP_TIMEOUT_S)
+        for actor in self._actors.values():
+            ray.kill(actor)
+
+    def _pause(self, duration_s: float) -> None:
+        end_s = time.monotonic() + duration_s
+        while time.monotonic() < end_s and not self._stopped():
+            time.sleep(_POLL_S)
+
+    def _init_ray(self) -> None:
+        if self._config.address is None:
+            self._start_private_ray()
+        else:
+            self._join_ray(self._config.address)
+
+    def _join_ray(self, address: str) -> None:
+        _require_listener(address)
+        try:
+            ray.init(address, **self._driver())
+        except (ConnectionError, RuntimeError, ValueError) as exc:
+            reason = str(exc).splitlines()[0]
+            raise ConfigError(f"address: cannot join Ray at {address}: {reason}", param="address") from None
+        if ray.util.list_named_actors():
+            raise ConfigError(f"a cluster named {self._config.name} runs in this Ray already: give yours another name")
+
+    def _start_private_ray(self) -> None:
+        """A Ray which ends with this process, even a killed one."""
+        folder = tempfile.gettempdir()
+        folder = tempfile.mkdtemp(prefix="kvferry-", dir=folder if len(folder) <= _MAX_TEMP_DIR else "/tmp")
+        guard = self._cleanup.enter_context(Guard(Path(folder)))
+        ray.init(
+            "local",
+            num_cpus=0,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+            _system_config=_RAY_CONFIG,
+            _temp_dir=folder,
+            **self._driver(),
+        )
+        guard.watch_descendants()
+
+    def _driver(self) -> dict[str, Any]:
+        return {"namespace": f"kvferry-{self._config.name}", "log_to_driver": False, "logging_level": "error"}
+
+    def _start_actors(self) -> None:
+        orphan_s = None if self._config.address is None else _ORPHAN_S
+        gpus = _gpu_share(self._workers)
+        for worker in self._workers:
+            num_gpus = gpus if worker.device == "cuda" else 0
+            self._actors[worker.name] = self._actor(
+                WorkerProcess, worker.name, worker, self._log(worker.name), orphan_s, num_gpus=num_gpus
+            )
+        self._actors["router"] = self._actor(RouterProcess, "router", self._config, self._log("router"), orphan_s)
+
+    def _actor(self, process: type, name: str, *args: object, num_gpus: float = 0) -> Any:
+        """Ray gives each a process at once: none waits for CPUs, which cpu_affinity shares out."""
+        actor: Any = ray.remote(process).options(
+            name=f"{self._config.name}/{name}", lifetime="detached", max_restarts=0, num_cpus=0, num_gpus=num_gpus
+        )
+        return actor.remote(*args)
+
+    def _wire(self) -> Endpoints:
+        """Load everything at once, then tell the router where its workers are."""
+        names = [worker.name for worker in self._workers]
+        loading = {name: self._actors[name].start.remote() for name in names}
+        loaded = self._all({**loading, "router": self._actors["router"].prepare.remote()})
+        addresses = [loaded[name] for name in names]
+        http, grpc = self._all({"router": self._actors["router"].start.remote(addresses)})["router"]
+        return Endpoints(http, grpc)
+
+    def _all(self, calls: dict[str, Any]) -> dict[str, Any]:
+        """The results by name, or the first error as soon as it is known."""
+        pending = {call: name for name, call in calls.items()}
+        results: dict[str, Any] = {}
+        while pending:
+            if self._stopped():
+                raise AbortedError(_STOPPED)
+            for call in ray.wait(list(pending), timeout=_POLL_S)[0]:
+                name = pending.pop(call)
+                results[name] = self._result(name, call)
+        return results
+
+    def _result(self, name: str, call: Any) -> Any:
+        try:
+            return ray.get(call)
+        except ray.exceptions.RayTaskError as exc:
+            cause = exc.cause
+            raise cause if isinstance(cause, KVFerryError) else KVFerryError(f"{name} failed: {cause}") from None
+        except ray.exceptions.RayError:
+            raise KVFerryError(f"{name} died while it started; see {self._log(name)}") from None
+
+    def _died(self, beat: Any) -> bool:
+        try:
+            ray.get(beat, timeout=BEAT_S)
+        except ray.exceptions.ActorDiedError:
+            return True
+        except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
+            # Busy, or Ray cannot tell: the router has heartbeats of its own.
+            return False
+        return False
+
+    def _log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+
+def _gpu_share(workers: Sequence[WorkerConfig]) -> float:
+    """GPUs for each CUDA worker: a whole one while they last, else an equal part."""
+    num_workers = sum(worker.device == "cuda" for worker in workers)
+    if not num_workers:
+        return 0.0
+    num_gpus = int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
+    if not num_gpus:
+        raise ConfigError("device: cuda is asked for, but Ray finds no GPU: set device: cpu", param="device")
+    return 1 / math.ceil(num_workers / num_gpus)
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_STOP_TIMEOUT_S).close()
+    except OSError as exc:
+        reason = exc.strerror or exc
+        raise ConfigError(
+            f"address: no Ray answers at {address} ({reason}): start one there", param="address"
+        ) from None

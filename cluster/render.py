@@ -1,0 +1,132 @@
+"""What the command line and the demo show: status as one JSON object or a table, and where requests' time went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from cluster.client import Completion
+from protos import router_pb2, worker_pb2
+
+_BLOCKS = ("blocks_total", "blocks_free", "blocks_cached", "blocks_reserved", "blocks_in_use", "blocks_quarantined")
+_SUMS = (*_BLOCKS, "num_running", "num_waiting")
+_STATES = {
+    router_pb2.WORKER_STATE_READY: "ready",
+    router_pb2.WORKER_STATE_UNREACHABLE: "unreachable",
+}
+
+
+def status_object(status: router_pb2.GetStatusResponse) -> dict[str, Any]:
+    """`kvferry status --json`."""
+    workers = [_worker_object(worker) for worker in status.workers]
+    return {
+        "name": status.name,
+        "ready": status.ready,
+        "endpoints": {"http": status.http_endpoint, "grpc": status.grpc_endpoint},
+        "served_model_names": list(status.served_model_names),
+        "routers": [
+            {
+                "name": router.name,
+                "incarnation": router.incarnation,
+                "pid": router.pid,
+                "num_queued": router.num_queued,
+                "num_running": router.num_running,
+            }
+            for router in status.routers
+        ],
+        "workers": workers,
+        "totals": {
+            "num_workers": len(workers),
+            "num_queued": sum(router.num_queued for router in status.routers),
+            **{key: sum(worker[key] for worker in workers) for key in _SUMS},
+        },
+    }
+
+
+def _worker_object(worker: router_pb2.WorkerStatus) -> dict[str, Any]:
+    stats = worker.stats
+    return {
+        "name": stats.name,
+        "role": stats.role,
+        "state": _STATES.get(worker.state, "unknown"),
+        "address": worker.address,
+        "pid": stats.pid,
+        "node": stats.node,
+        "incarnation": stats.incarnation,
+        "cpu_affinity": list(stats.cpu_affinity),
+        **{key: getattr(stats, key) for key in _SUMS},
+        "num_waiting_for_kv": stats.num_waiting_for_kv,
+        "peers": [{"incarnation": peer.incarnation, "transport": peer.transport} for peer in stats.peers],
+    }
+
+
+def status_title(status: router_pb2.GetStatusResponse) -> str:
+    ready = "ready" if status.ready else "not ready"
+    models = ", ".join(status.served_model_names)
+    return f"{status.name} is {ready}: {models} at {status.http_endpoint}, gRPC {status.grpc_endpoint}"
+
+
+def status_table(status: router_pb2.GetStatusResponse) -> Table:
+    table = _table("worker", "state", "pid", "cores", "running", "waiting", "free", "cached", "taken", "KV by")
+    for worker in status.workers:
+        stats = worker.stats
+        cells = (
+            stats.pid,
+            ",".join(map(str, stats.cpu_affinity)) or "any",
+            stats.num_running,
+            stats.num_waiting + stats.num_waiting_for_kv,
+            stats.blocks_free,
+            stats.blocks_cached,
+            stats.blocks_in_use + stats.blocks_reserved + stats.blocks_quarantined,
+            ", ".join(sorted({peer.transport for peer in stats.peers})) or "-",
+        )
+        table.add_row(stats.name or worker.address, _STATES.get(worker.state, "unknown"), *map(str, cells))
+    return table
+
+
+def timeline_table(completions: Mapping[str, Completion]) -> Table:
+    """Where each request's time went, by its label."""
+    table = _table("request", "prompt", "output", "queued", "prefill", "transfer", "unhidden", "decode", "TTFT", "TPOT")
+    table.caption = "tokens and milliseconds; unhidden: the transfer's part after token 1"
+    for label, completion in completions.items():
+        times = completion.timeline
+        seconds = (
+            times.queued_s + times.prefill_queued_s,
+            times.prefill_s,
+            times.transfer_s,
+            times.transfer_unhidden_s,
+            times.decode_queued_s + times.decode_s,
+            completion.ttft_s,
+            completion.tpot_s,
+        )
+        usage = completion.usage
+        counts = (usage.num_prompt_tokens, usage.num_completion_tokens)
+        table.add_row(label, *map(str, counts), *(f"{1000 * duration_s:.1f}" for duration_s in seconds))
+    return table
+
+
+def work_table(workers: Sequence[worker_pb2.WorkerStats]) -> Table:
+    """What each worker did since it started."""
+    table = _table("worker", "prompt", "output", "KV sent", "KV received", "largest batch", "blocks free")
+    table.caption = "tokens and MB"
+    for stats in workers:
+        table.add_row(
+            stats.name,
+            str(stats.num_prompt_tokens_computed),
+            str(stats.num_output_tokens),
+            f"{stats.kv_bytes_sent / 1e6:.1f}",
+            f"{stats.kv_bytes_received / 1e6:.1f}",
+            str(stats.max_num_running),
+            f"{stats.blocks_free + stats.blocks_cached}/{stats.blocks_total}",
+        )
+    return table
+
+
+def _table(first: str, *rest: str) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", caption_justify="left")
+    table.add_column(first, no_wrap=True)
+    for name in rest:
+        table.add_column(name, justify="right")
+    return table

@@ -1,0 +1,182 @@
+"""`kvferry up` and `down`: one process owns a cluster from start to stop, in the foreground or behind `--detach`."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from cluster.config import ClusterConfig
+from cluster.guard import start_time
+from cluster.state import State, StateFolder
+from router.config import RouterConfig
+from workers.errors import ConfigError, KVFerryError
+
+if TYPE_CHECKING:
+    from cluster.launch import Cluster, Endpoints
+
+_POLL_S = 0.1
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SERVER_MODULES = ("ray", "torch", "fastapi", "uvicorn", "tokenizers", "safetensors", "gguf", "numpy")
+Say = Callable[[str], None]
+
+
+class StopSignals:
+    """Ctrl-C and its kin only set a flag: however often they come, everything is still taken down in order."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+
+    def install(self) -> None:
+        for number in _STOP_SIGNALS:
+            signal.signal(number, self._stop)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.stopped = True
+
+    def __call__(self) -> bool:
+        return self.stopped
+
+
+@contextmanager
+def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoints]]:
+    """A cluster that is up inside the `with` and gone after it. Raises KVFerryError when it cannot start.
+
+    Meanwhile sys.stdout is a log file: `say` must hold the real one.
+    """
+    require_server_extra()
+    folder = StateFolder(config.name)
+    stop = StopSignals()
+    # Ray prints the deaths of its workers to stdout, whatever it is told.
+    with folder.claim(), (folder.logs / "ray.log").open("w") as log, redirect_stdout(log):
+        refuse_busy_ports(config.router)
+        started_at_s = time.time()
+        if config.address is None:
+            _get_model(config.model, say)
+            set_ray_environment()
+        stop.install()
+        from cluster.launch import Cluster
+
+        cluster = Cluster(config, folder.logs, stop)
+        try:
+            cluster.start_ray(say)
+            stop.install()
+            endpoints = cluster.start(say)
+            folder.write(State(os.getpid(), started_at_s, endpoints.http, endpoints.grpc))
+            yield cluster, endpoints
+        finally:
+            cluster.stop()
+
+
+def _get_model(model: str, say: Say) -> None:
+    """Once, before many processes ask for it; a model that is not there is refused before anything is started."""
+    from workers.models.resolve import resolve_model
+
+    say(f"model: {resolve_model(model)}")
+
+
+def set_ray_environment() -> None:
+    """For a private Ray, which reads them when it is first imported: nobody may join it, and it reports nothing."""
+    os.environ.update(
+        RAY_AUTH_MODE="token",
+        RAY_AUTH_TOKEN=secrets.token_hex(32),
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+        RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
+    )
+
+
+def serve(config: ClusterConfig, say: Say) -> None:
+    """Up until Ctrl-C, SIGTERM or `kvferry down`."""
+    began_s = time.monotonic()
+    with running(config, say) as (cluster, endpoints):
+        say(f"{ready_line(config.name, endpoints.http, endpoints.grpc)} (after {time.monotonic() - began_s:.1f} s)")
+        cluster.wait(say)
+        say("stopping")
+
+
+def detach(config: ClusterConfig, path: str | None) -> State:
+    """Start `kvferry up` in the background and wait until it is ready. Raises its error when it fails."""
+    require_server_extra()
+    folder = StateFolder(config.name)
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    log = folder.logs / "up.log"
+    command = [sys.executable, "-m", "cluster.cli", "up", *([path] if path else [])]
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        return _wait_until_ready(child, folder, log)
+    except BaseException:
+        with suppress(ProcessLookupError):
+            child.terminate()
+        child.wait()
+        raise
+
+
+def _wait_until_ready(child: subprocess.Popen[bytes], folder: StateFolder, log: Path) -> State:
+    while child.poll() is None:
+        state = folder.running()
+        if state and state.pid == child.pid and state.ready:
+            return state
+        time.sleep(_POLL_S)
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [f"it ended silently; see {log}"]
+    raise (ConfigError if child.returncode == 2 else KVFerryError)(lines[-1].removeprefix("kvferry: "))
+
+
+def down(name: str) -> bool:
+    """Stop the cluster of that name and wait until all of it is gone; False when none runs."""
+    folder = StateFolder(name)
+    signalled: dict[int, str | None] = {}
+    while folder.locked() or any(ticks and start_time(pid) == ticks for pid, ticks in signalled.items()):
+        state = folder.running()
+        if state and state.pid not in signalled:
+            signalled[state.pid] = start_time(state.pid)
+            with suppress(ProcessLookupError):
+                os.kill(state.pid, signal.SIGTERM)
+        time.sleep(_POLL_S)
+    return bool(signalled)
+
+
+def ready_line(name: str, http: str, grpc: str) -> str:
+    return f"{name} is ready: HTTP {http}, gRPC {grpc}"
+
+
+def require_server_extra() -> None:
+    for module in _SERVER_MODULES:
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(f"`kvferry up` needs {module}: pip install 'kvferry[server]'")
+
+
+def refuse_busy_ports(router: RouterConfig) -> None:
+    for key, port in (("http_port", router.http_port), ("grpc_port", router.grpc_port)):
+        if port and (reason := why_not_bindable(router.host, port)):
+            raise ConfigError(f"router.{key}: {router.host}:{port}: {reason}", param=f"router.{key}")
+
+
+def why_not_bindable(host: str, port: int) -> str | None:
+    """None when a server could listen there now."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except socket.gaierror:
+        return "no such host; use 127.0.0.1, 0.0.0.0 or an address of this machine"
+    except OSError as exc:
+        if exc.errno == errno.EADDRINUSE:
+            return "the port is in use; stop what uses it, or choose another (0: any free one)"
+        return f"cannot listen there ({exc.strerror}); use 127.0.0.1, 0.0.0.0 or an address of this machine"
+    return None

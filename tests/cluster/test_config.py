@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from cluster.config import ClusterConfig, deal_cores, load_config, parse_config, worker_configs
+from workers.config import EngineConfig
+from workers.errors import ConfigError
+
+
+def parsed(text: str) -> ClusterConfig:
+    return parse_config(text, "c.yaml")
+
+
+def replicas(config: ClusterConfig) -> tuple[int, int, int]:
+    return config.prefill.replicas, config.decode.replicas, config.colocated.replicas
+
+
+def test_packaged_file_names_every_key_with_its_default():
+    config = load_config(None)
+    assert config == ClusterConfig()
+    from importlib import resources
+
+    data = yaml.safe_load((resources.files("cluster") / "configs/local.yaml").read_text())
+    assert data.keys() == ClusterConfig.model_fields.keys()
+    for group in ("router", "transfer"):
+        assert data[group].keys() == type(getattr(config, group)).model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", (1, 1, 0)),
+        ("decode: {replicas: 2}", (1, 2, 0)),
+        ("prefill: {max_num_seqs: 4}", (1, 1, 0)),
+        ("colocated: {replicas: 2}", (0, 0, 2)),
+        ("colocated: {replicas: 1}\nprefill: {replicas: 1}", (1, 1, 1)),
+        ("colocated: {replicas: 1}\nprefill: {replicas: 0}\ndecode: {replicas: 0}", (0, 0, 1)),
+    ],
+)
+def test_replicas(text, expected):
+    assert replicas(parsed(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("prefil: {replicas: 2}", "prefil: unknown key; did you mean prefill?"),
+        ("router: {http_prt: 3}", "router.http_prt: unknown key; did you mean router.http_port?"),
+        ("http_port: 3", "http_port: unknown key; did you mean router.http_port?"),
+        ("lease_s: 3", "lease_s: unknown key; did you mean transfer.lease_s?"),
+        ("xyzzy: 1", "xyzzy: unknown key; known keys here: "),
+        ("max_num_seqs: many", "max_num_seqs: must be a whole number, not 'many'"),
+        ("block_size: 0", "block_size: must be at least 1, not 0"),
+        ("router: {http_port: 70000}", "router.http_port: must be at most 65535, not 70000"),
+        ("transfer: {lease_s: -1}", "transfer.lease_s: must be more than 0.0, not -1"),
+        ("device: tpu", "device: must be 'cpu' or 'cuda', not 'tpu'"),
+        ("cpu_affinity: [0, x]", "cpu_affinity.1: must be a whole number, not 'x'"),
+        ("decode: 3", "decode: must be keys with values, as in `{replicas: 1}`, not 3"),
+        ("name: ../x", "name: use 1 to 40 letters"),
+        ("max_num_seqs: 1000", "max_num_batched_tokens (512) must be at least max_num_seqs (1000)"),
+        ("prefill: {max_num_seqs: 1000}", "prefill: max_num_batched_tokens (512) must be at least"),
+        ("prefill: {replicas: 0}", "0 prefill, 1 decode and 0 colocated workers can serve nothing: set "),
+        ("router: {http_port: 9, grpc_port: 9}", "router.http_port and router.grpc_port are both 9"),
+        ("a: [", "not valid YAML: line 1, column 5: "),
+        ("- 1", "must be keys with values (`name: kvferry`), not a list"),
+    ],
+)
+def test_errors_are_one_line_with_file_key_and_mend(text, complaint):
+    with pytest.raises(ConfigError) as caught:
+        parsed(text)
+    assert str(caught.value).startswith(f"c.yaml: {complaint}")
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.yaml: no such file"):
+        load_config(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path)
+
+
+def test_workers_take_the_clusters_settings_and_their_roles():
+    config = parsed("dtype: bfloat16\nmax_num_seqs: 8\ndecode: {replicas: 2, max_num_seqs: 16}\ntransfer: {credits: 2}")
+    workers = worker_configs(config, cores=[0, 1, 2])
+    assert [(worker.name, worker.role, worker.max_num_seqs) for worker in workers] == [
+        ("prefill-0", "prefill", 8),
+        ("decode-0", "decode", 16),
+        ("decode-1", "decode", 16),
+    ]
+    assert all(worker.dtype == "bfloat16" and worker.transfer.credits == 2 for worker in workers)
+    assert [worker.cpu_affinity for worker in workers] == [(0,), (1,), (2,)]
+
+
+def test_one_prefill_and_one_decode_worker_share_two_cores():
+    prefill, decode = worker_configs(ClusterConfig(), cores=[0, 1])
+    assert (prefill.cpu_affinity, prefill.num_threads) == ((0,), 1)
+    assert (decode.cpu_affinity, decode.num_threads) == ((1,), 1)
+
+
+def test_only_workers_that_ask_for_auto_are_dealt_cores():
+    config = parsed(
+        "prefill: {cpu_affinity: none}\ndecode: {cpu_affinity: [3]}\ncolocated: {replicas: 1, num_threads: 7}"
+    )
+    workers = worker_configs(config, cores=[0, 1, 2, 3])
+    assert [(worker.cpu_affinity, worker.num_threads) for worker in workers] == [
+        ("none", None),
+        ((3,), 1),
+        ((0, 1, 2, 3), 7),
+    ]
+
+
+@pytest.mark.parametrize("chosen", ["[]", "[7]"])
+def test_cores_that_are_not_there_are_refused(chosen):
+    with pytest.raises(
+        ConfigError, match=r"cpu_affinity of decode-0: .* must be some of this machine's cores \[0, 1\]"
+    ):
+        worker_configs(parsed(f"decode: {{cpu_affinity: {chosen}}}"), cores=[0, 1])
+
+
+@pytest.mark.parametrize("num_cores", range(1, 9))
+@pytest.mark.parametrize("num_workers", range(1, 9))
+def test_dealt_cores_are_disjoint_contiguous_and_even(num_cores, num_workers):
+    shares = deal_cores(range(num_cores), num_workers)
+    assert len(shares) == num_workers
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+    if num_workers <= num_cores:
+        assert [core for share in shares for core in share] == list(range(num_cores))
+    else:
+        assert all(sizes)
+        assert {core for share in shares for core in share} == set(range(num_cores))
+
+
+def test_cluster_config_has_every_engine_key():
+    assert EngineConfig.model_fields.keys() <= ClusterConfig.model_fields.keys()

@@ -1,0 +1,140 @@
+"""The command line against a real Ray: what it starts, what it says, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from cluster.guard import descendants, start_time
+from cluster.state import State, StateFolder
+
+pytestmark = pytest.mark.ray
+
+KVFERRY = [sys.executable, "-m", "cluster.cli"]
+CONFIG = "name: test\nrouter: {http_port: 0, grpc_port: 0}\nkv_cache_memory_bytes: 100000000\n"
+
+
+def kvferry(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*KVFERRY, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def config(home: Path) -> Iterator[Path]:
+    path = home / "test.yaml"
+    path.write_text(CONFIG)
+    yield path
+    kvferry("down", "--name", "test")
+
+
+def running() -> State:
+    state = StateFolder("test").running()
+    assert state is not None
+    return state
+
+
+def processes_of(pid: int) -> dict[int, str]:
+    """The whole tree, each process with its start time."""
+    started = {process: start_time(process) for process in (pid, *descendants(pid))}
+    return {process: ticks for process, ticks in started.items() if ticks}
+
+
+def still_there(processes: Mapping[int, str], within_s: float = 0.0) -> set[int]:
+    deadline_s = time.monotonic() + within_s
+    while True:
+        left = {process for process, ticks in processes.items() if start_time(process) == ticks}
+        if not left or time.monotonic() > deadline_s:
+            return left
+        time.sleep(0.05)
+
+
+def test_up_detach_serves_until_down(config):
+    up = kvferry("up", config, "--detach")
+    assert (up.returncode, up.stderr) == (0, "")
+    assert up.stdout.startswith("test is ready: HTTP http://127.0.0.1:")
+    processes = processes_of(running().pid)
+
+    status = json.loads(kvferry("status", "--name", "test", "--json").stdout)
+    assert status["ready"]
+    assert [worker["name"] for worker in status["workers"]] == ["prefill-0", "decode-0"]
+    assert len({worker["incarnation"] for worker in status["workers"]}) == 2
+    for worker in status["workers"]:
+        assert worker["pid"] in processes
+        assert os.sched_getaffinity(worker["pid"]) == set(worker["cpu_affinity"])
+        assert os.getpriority(os.PRIO_PROCESS, worker["pid"]) == os.getpriority(os.PRIO_PROCESS, 0)
+    if len(os.sched_getaffinity(0)) > 1:
+        prefill, decode = (set(worker["cpu_affinity"]) for worker in status["workers"])
+        assert not prefill & decode
+
+    answer = kvferry("generate", "Hello", "--name", "test", "--max-tokens", "4", "--temperature", "0")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.strip()
+
+    again = kvferry("up", config)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert again.stderr.startswith("kvferry: a cluster named test is already up")
+
+    assert kvferry("down", "--name", "test").returncode == 0
+    assert not still_there(processes)
+    assert kvferry("down", "--name", "test").returncode == 1
+
+
+def test_a_model_that_is_not_there_is_refused_before_ray_is_started(config):
+    config.write_text(CONFIG + "model: /nowhere/model.gguf\n")
+    up = kvferry("up", config)
+    assert (up.returncode, up.stdout) == (2, "")
+    assert up.stderr.count("\n") == 1
+    assert "/nowhere/model.gguf" in up.stderr
+    behind = kvferry("up", config, "--detach")
+    assert (behind.returncode, behind.stdout, behind.stderr) == (2, "", up.stderr)
+
+
+def test_an_error_inside_an_actor_is_one_line_and_leaves_nothing(config):
+    config.write_text(CONFIG + "max_model_len: 1000000\n")
+    up = kvferry("up", config)
+    assert up.returncode == 2
+    assert up.stderr.startswith("kvferry: max_model_len")
+    assert up.stderr.count("\n") == 1
+    assert not StateFolder("test").locked()
+
+
+def test_interrupting_again_and_again_leaves_nothing(config):
+    up = subprocess.Popen([*KVFERRY, "up", str(config)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert up.stdout is not None
+    with up.stdout:
+        lines = iter(up.stdout.readline, "")
+        assert next(line for line in lines if "is ready" in line)
+        processes = processes_of(up.pid)
+        for _ in range(3):
+            os.killpg(up.pid, signal.SIGINT)
+            time.sleep(0.1)
+        assert up.wait(30) == 0
+    assert not still_there(processes)
+
+
+def test_a_killed_supervisor_leaves_nothing(config):
+    assert kvferry("up", config, "--detach").returncode == 0
+    pid = running().pid
+    processes = processes_of(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert not still_there(processes, within_s=15)
+    assert kvferry("down", "--name", "test").returncode == 1
+
+
+def test_a_dead_worker_is_told_and_the_rest_goes_on(config):
+    assert kvferry("up", config, "--detach").returncode == 0
+    status = json.loads(kvferry("status", "--name", "test", "--json").stdout)
+    os.kill(next(worker["pid"] for worker in status["workers"] if worker["role"] == "decode"), signal.SIGKILL)
+    log = StateFolder("test").logs / "up.log"
+    deadline_s = time.monotonic() + 15
+    while "decode-0 died" not in log.read_text() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert "decode-0 died: the router goes on without it" in log.read_text()
+    assert kvferry("status", "--name", "test").returncode == 0
