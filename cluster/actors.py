@@ -15,7 +15,7 @@ from workers.config import WorkerConfig
 from workers.errors import KVFerryError
 
 if TYPE_CHECKING:
-    from router.server import RouterServer
+    from router.server import Serving
     from workers.tokenizer import Tokenizer
     from workers.worker import Worker
 
@@ -76,7 +76,7 @@ class RouterProcess(Process):
         super().__init__(log, orphan_s)
         self._config = config
         self._tokenizer: Tokenizer | None = None
-        self._server: RouterServer | None = None
+        self._server: Serving | None = None
 
     async def prepare(self) -> None:
         """What needs no worker: imports and the tokenizer. Raises KVFerryError."""

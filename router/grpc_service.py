@@ -26,7 +26,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self._status = status
 
     # Writes rather than yields: a cancelled call then ends inside this coroutine, which aborts the request at once.
-    async def Generate(self, request: router_pb2.GenerateRequest, context: GenerateContext) -> None:  # type: ignore[override]  # noqa: N802
+    async def Generate(self, request: router_pb2.GenerateRequest, context: GenerateContext) -> None:  # type: ignore[override]
         try:
             prepared = self._prepare(request)
             async with aclosing(self._text.stream(prepared)) as chunks:
@@ -38,7 +38,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             logger.exception("%s: internal error", request.request_id)
             await abort_with(context, KVFerryError("internal error; the router's log has the reason"))
 
-    async def GetStatus(  # noqa: N802
+    async def GetStatus(
         self, request: router_pb2.GetStatusRequest, context: StatusContext
     ) -> router_pb2.GetStatusResponse:
         return self._status()

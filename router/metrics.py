@@ -66,8 +66,11 @@ _WORKER_COUNTERS = (
 class Load(Protocol):
     """What of the router is shown: requests that wait for a worker, and that have one."""
 
-    num_queued: int
-    num_running: int
+    @property
+    def num_queued(self) -> int: ...
+
+    @property
+    def num_running(self) -> int: ...
 
 
 class RouterMetrics:

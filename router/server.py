@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import os
 import socket
+import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import grpc.aio
@@ -16,6 +18,7 @@ from protos import router_pb2, router_pb2_grpc
 from router.config import RouterConfig
 from router.grpc_service import RouterService
 from router.openai import build_app
+from router.pool import WorkerPool
 from router.router import Router
 from router.text import TextService
 from workers.config import ModelConfig
@@ -27,6 +30,46 @@ from workers.tokenizer import Tokenizer
 
 # What running answers get to end by themselves when the server stops.
 _GRACE_S = 1
+
+
+async def serve(
+    cluster_name: str,
+    config: RouterConfig,
+    model: ModelConfig,
+    tokenizer: Tokenizer,
+    worker_addresses: Sequence[str],
+    network: Network | None = None,
+) -> Serving:
+    """A router over these workers, both ports answering. Raises ConfigError."""
+    network = network or GrpcNetwork()
+    incarnation = uuid.uuid4().hex
+    pool = WorkerPool(worker_addresses, incarnation, config, network)
+    router = Router(pool, config, incarnation)
+    server = RouterServer(router, pool, tokenizer, model, config, cluster_name=cluster_name, network=network)
+    await pool.start()
+    try:
+        await server.start()
+    except BaseException:
+        await pool.stop()
+        raise
+    return Serving(server, router, pool)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A router at work, from its ports down to its pool."""
+
+    server: RouterServer
+    router: Router
+    pool: WorkerPool
+
+    def status(self) -> router_pb2.GetStatusResponse:
+        return self.server.status()
+
+    async def stop(self) -> None:
+        await self.server.stop()
+        await self.router.stop()
+        await self.pool.stop()
 
 
 class Pool(Protocol):

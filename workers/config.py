@@ -72,8 +72,8 @@ class EngineConfig(ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig):
 
 
 class TransferConfig(Strict):
-    # How KV moves. local: only inside one process (tests).
-    transport: Literal["grpc", "local"] = "grpc"
+    # How KV moves.
+    transport: Literal["grpc"] = "grpc"
     # Target payload of one frame.
     frame_bytes: int = Field(default=2 << 20, ge=1 << 10, le=64 << 20)
     # Frames a receiver lets each sender have in flight.

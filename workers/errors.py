@@ -1,16 +1,16 @@
 """Everything that can go wrong for a reason outside our own code, each mapped once to gRPC and HTTP.
 
-    KVFerryError                     INTERNAL             500
-      ConfigError                    INVALID_ARGUMENT     400   a config, model or machine that cannot work: refused at start
-      InvalidRequestError            INVALID_ARGUMENT     400   the request is at fault; `param` names the field
-      NotFoundError                  NOT_FOUND            404   no such model or job
-      OverloadedError                RESOURCE_EXHAUSTED   429   no room now; retry after `retry_after_s`
-      UnavailableError               UNAVAILABLE          503   no worker or router answers
-      DeadlineError                  DEADLINE_EXCEEDED    504   a wait reached its end
-      AbortedError                   CANCELLED            499   the client, or a stop, ended it
-      StaleGrantError                FAILED_PRECONDITION  500   a grant that is no more, or of another incarnation
-      LayoutMismatchError            FAILED_PRECONDITION  500   two pools that cannot exchange KV; `param` names the field
-      FrameError                     DATA_LOSS            500   a KV frame damaged, foreign, missing or repeated
+KVFerryError                     INTERNAL             500
+  ConfigError                    INVALID_ARGUMENT     400   a config, model or machine that cannot work
+  InvalidRequestError            INVALID_ARGUMENT     400   the request is at fault; `param` names the field
+  NotFoundError                  NOT_FOUND            404   no such model or job
+  OverloadedError                RESOURCE_EXHAUSTED   429   no room now; retry after `retry_after_s`
+  UnavailableError               UNAVAILABLE          503   no worker or router answers
+  DeadlineError                  DEADLINE_EXCEEDED    504   a wait reached its end
+  AbortedError                   CANCELLED            499   the client, or a stop, ended it
+  StaleGrantError                FAILED_PRECONDITION  500   a grant that is no more, or of another incarnation
+  LayoutMismatchError            FAILED_PRECONDITION  500   two pools that cannot exchange KV; `param` names the field
+  FrameError                     DATA_LOSS            500   a KV frame damaged, foreign, missing or repeated
 """
 
 from __future__ import annotations

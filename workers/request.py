@@ -73,6 +73,8 @@ class TokenOutput:
     timeline: Timeline | None = None
     error_type: str = ""
     error_message: str = ""
+    # Whose stream it goes to; not part of the message.
+    router_id: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,8 +100,9 @@ class Request:
     arrived_s: float = 0.0
     scheduled_s: float | None = None
     first_token_s: float | None = None
-    # Its KV came from another worker, which also sampled token 1.
+    # Its KV came from another worker, which also sampled token 1; what that cost.
     handed_over: bool = False
+    hand_off: Timeline = Timeline()
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -47,7 +47,7 @@ class BlockManager:
         """Raise AssertionError unless `owned` is exactly what is allocated, each block once."""
         owned = list(owned)
         assert len(owned) == len(set(owned)), f"a block has two owners: {sorted(owned)}"
-        assert set(owned) == self._allocated, (
-            f"leaked blocks {sorted(self._allocated - set(owned))}, foreign blocks {sorted(set(owned) - self._allocated)}"
-        )
+        leaked, foreign = self._allocated - set(owned), set(owned) - self._allocated
+        assert not leaked, f"leaked blocks {sorted(leaked)}"
+        assert not foreign, f"blocks owned but not allocated {sorted(foreign)}"
         assert len(self._allocated) + len(self._free) == self.num_blocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from workers.config import CacheConfig, SchedulerConfig
 from workers.engine.block_manager import BlockManager
@@ -11,6 +11,7 @@ from workers.engine.executor import Executor
 from workers.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from workers.errors import OverloadedError
 from workers.request import FinishReason, Request, Timeline, TokenOutput, finish_reason_of
+
 
 class Engine:
     """Continuous batching over a paged KV pool. All methods belong to one event loop."""
@@ -22,7 +23,7 @@ class Engine:
         self.scheduler = Scheduler(scheduler, self.block_manager)
         self.requests: dict[str, Request] = {}
         # Finished requests whose KV is still being read.
-        self._held: dict[str, Request] = {}
+        self._held: set[Request] = set()
         # Ended during a step that may still write to their blocks: freed when it is over.
         self._ended_in_step: list[Request] = []
         self._in_step: dict[str, Request] = {}
@@ -66,10 +67,10 @@ class Engine:
             self._finish(request, FinishReason.ABORTED)
         return request
 
-    def release(self, request_id: str) -> None:
-        """Free the blocks of a held request: nobody reads its KV any more. It must have ended."""
-        request = self._held.pop(request_id, None)
-        if request is not None:
+    def release(self, request: Request) -> None:
+        """Free the blocks of a held request: nobody reads or writes its KV any more."""
+        if request in self._held:
+            self._held.remove(request)
             self._free(request)
 
     async def wait_for_work(self) -> None:
@@ -102,12 +103,22 @@ class Engine:
         self.num_steps += 1
         return self._update(step, batch, sampled)
 
-    def check_integrity(self, quarantined: Iterable[int] = ()) -> None:
-        """Raise AssertionError unless every block is free, owned by one request, or in `quarantined`."""
-        owned = [b for r in (*self.requests.values(), *self._held.values()) for b in r.block_table]
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every block is free or owned by one request, running, waiting or held."""
+        owned = [b for r in (*self.requests.values(), *self._held) for b in r.block_table]
         owned += [b for r in self._ended_in_step for b in r.block_table]
-        self.block_manager.check_integrity([*owned, *quarantined])
+        self.block_manager.check_integrity(owned)
         assert {r.request_id for r in self.scheduler.live()} == set(self.requests), "requests and scheduler disagree"
+
+    @property
+    def num_blocks_in_use(self) -> int:
+        """Blocks of requests that run, wait for the next step, or are held; not of those that wait for KV."""
+        owners = (*self.scheduler.waiting, *self.scheduler.running, *self._held, *self._ended_in_step)
+        return sum(len(r.block_table) for r in owners)
+
+    @property
+    def num_blocks_reserved(self) -> int:
+        return sum(len(r.block_table) for r in self.scheduler.waiting_for_kv.values())
 
     @property
     def num_queued_tokens(self) -> int:
@@ -156,14 +167,14 @@ class Engine:
         timeline = _timeline(request) if reason or ends_here else None
         if reason or ends_here:
             self._finish(request, reason)
-        return TokenOutput(request.request_id, index, (token_id,), reason, timeline)
+        return TokenOutput(request.request_id, index, (token_id,), reason, timeline, router_id=request.router_id)
 
     def _finish(self, request: Request, reason: FinishReason | None) -> None:
         del self.requests[request.request_id]
         self.scheduler.remove(request)
         request.finish_reason = reason
         if request.hold_blocks:
-            self._held[request.request_id] = request
+            self._held.add(request)
         else:
             self._free(request)
         self._work.set()
@@ -175,15 +186,18 @@ class Engine:
             self.scheduler.free(request)
             self._work.set()
 
+
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
 
 def _timeline(request: Request) -> Timeline:
     """What this engine knows of a request's time, at its last token here."""
     now = _now()
     scheduled_s = now if request.scheduled_s is None else request.scheduled_s
     if request.handed_over:
-        return Timeline(decode_queued_s=scheduled_s - request.arrived_s, decode_s=now - scheduled_s)
+        decode = Timeline(decode_queued_s=scheduled_s - request.arrived_s, decode_s=now - scheduled_s)
+        return request.hand_off + decode
     first_token_s = now if request.first_token_s is None else request.first_token_s
     return Timeline(
         prefill_queued_s=scheduled_s - request.arrived_s,

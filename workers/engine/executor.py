@@ -15,7 +15,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Runner(Protocol):
-    """A model and its KV pool, synchronous. Its methods may be called from different threads at once on different blocks."""
+    """A model and its KV pool, synchronous. Threads may call its methods at once, on different blocks."""
 
     layout: KVLayout
     num_blocks: int

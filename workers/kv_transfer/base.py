@@ -1,9 +1,14 @@
-"""The seam between the two worker halves and the ways KV can travel."""
+"""The seams between the two worker halves and the ways KV can travel.
+
+A transport only moves frames. What is said about them (Connect, Commit, Release, Renew) goes over gRPC for all.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
+
+import grpc.aio
 
 from protos import worker_pb2 as pb
 from workers.kv_transfer.frame import Frame
@@ -13,7 +18,7 @@ from workers.kv_transfer.frame import Frame
 class Grant:
     """A decode worker's promise of blocks for one hand-off, fenced by its incarnation and an id never used again.
 
-    Token positions [start, end) are wanted: the KV of [0, start) is there already.
+    The KV of token positions [start, end) is wanted; that of [0, start) is there already.
     """
 
     grant_id: int
@@ -35,17 +40,13 @@ class Grant:
 
     @classmethod
     def from_proto(cls, message: pb.Grant) -> Grant:
-        return cls(
-            message.grant_id, message.incarnation, message.address, message.lease_s, message.start, message.end
-        )
+        return cls(message.grant_id, message.incarnation, message.address, message.lease_s, message.start, message.end)
 
 
 class KVSender(Protocol):
-    """Moves frames to one peer. What is said about them (Connect, Commit, Release, Renew) goes over gRPC for every transport."""
+    """Moves frames to one peer."""
 
-    name: str
-
-    async def send(self, frame: Frame, request_id: str) -> None:
+    async def send(self, frame: Frame, request_id: str, timeout_s: float) -> None:
         """Return once the peer has verified the frame and put it into its pool.
 
         Raises FrameError, StaleGrantError, UnavailableError or DeadlineError.
@@ -59,3 +60,17 @@ class KVReceiver(Protocol):
 
     async def receive(self, data: bytes) -> None:
         """Verify an encoded frame and put its KV where its grant says. Raises FrameError or StaleGrantError."""
+
+
+class Transport(Protocol):
+    """One way for KV to travel: opens senders, and lets a receiver be reached."""
+
+    name: str
+
+    def sender(self, address: str) -> KVSender: ...
+
+    def serve(self, receiver: KVReceiver, server: grpc.aio.Server) -> None:
+        """Before `server` starts: what it must answer for this transport."""
+
+    def reachable(self, receiver: KVReceiver, address: str) -> None:
+        """The server answers at `address`."""

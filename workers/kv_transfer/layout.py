@@ -13,7 +13,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """The shape and meaning of KV. On the wire a range of layers and tokens is [layers, 2, tokens, num_kv_heads, head_dim]."""
+    """The shape and meaning of KV. A range on the wire is [layers, 2 (K, V), tokens, num_kv_heads, head_dim]."""
 
     fingerprint: str
     num_layers: int

@@ -1,0 +1,101 @@
+"""Who goes next: one queue in order of arrival, from which a request leaves with its workers chosen.
+
+Requests wait here and not in a prefill worker, which gets the next only while it has under two steps' worth of tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from protos import worker_pb2
+from router.config import RouterConfig
+from router.policy import least_loaded_decode, least_loaded_prefill
+from router.pool import WorkerPool
+from router.worker_handle import WorkerHandle
+from workers.errors import DeadlineError, OverloadedError
+from workers.request import Request
+
+# Steps' worth of prompt tokens that a prefill worker may have queued.
+_MAX_QUEUED_STEPS = 2
+# A change elsewhere (another router's request ended) is noticed after this long at the latest.
+_LOOK_AGAIN_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request goes: `prefill` computes its tokens; `decode` has granted room, unless both are one."""
+
+    prefill: WorkerHandle
+    decode: WorkerHandle
+    grant: worker_pb2.Grant | None
+
+
+class Admission:
+    def __init__(self, pool: WorkerPool, config: RouterConfig) -> None:
+        self._pool = pool
+        self._config = config
+        # Fair: waiters get it in the order in which they came.
+        self._turn = asyncio.Lock()
+        self.num_queued = 0
+
+    async def place(self, request: Request) -> Placement:
+        """Wait for this request's turn and for room. Its tokens count as queued at the prefill worker until `leave`.
+
+        Raises OverloadedError when the queue is full, DeadlineError when the wait is too long, UnavailableError.
+        """
+        if self.num_queued >= self._config.max_num_queued_reqs:
+            raise OverloadedError(f"{self.num_queued} requests wait already (router.max_num_queued_reqs); retry later")
+        self.num_queued += 1
+        try:
+            async with asyncio.timeout(self._config.queue_timeout_s), self._turn:
+                return await self._next(request)
+        except TimeoutError:
+            raise DeadlineError(f"no room within router.queue_timeout_s ({self._config.queue_timeout_s} s)") from None
+        finally:
+            self.num_queued -= 1
+
+    def leave(self, placement: Placement, num_tokens: int) -> None:
+        """Token 1 of a request that was placed with `num_tokens` is there, or will not come."""
+        placement.prefill.num_queued_tokens -= num_tokens
+        self._pool.changed.set()
+
+    async def _next(self, request: Request) -> Placement:
+        while True:
+            self._pool.changed.clear()
+            placement = await self._try(request)
+            if placement is not None:
+                placement.prefill.num_queued_tokens += request.num_tokens
+                return placement
+            await self._wait_for_change()
+
+    async def _try(self, request: Request) -> Placement | None:
+        if not self._pool.disaggregated():
+            colocated = self._with_room("colocated")
+            return Placement(colocated, colocated, None) if colocated else None
+        prefill = self._with_room("prefill")
+        if prefill is None:
+            return None
+        for decode in self._pool.ranked("decode", least_loaded_decode):
+            try:
+                return Placement(prefill, decode, await decode.reserve(request))
+            except OverloadedError:
+                continue
+            except asyncio.CancelledError:
+                # The grant may have been given all the same.
+                asyncio.get_running_loop().create_task(decode.abort(request.request_id))
+                raise
+        return None
+
+    def _with_room(self, role: str) -> WorkerHandle | None:
+        best = next(iter(self._pool.ranked(role, least_loaded_prefill)), None)
+        if best is None or best.num_queued_tokens >= _MAX_QUEUED_STEPS * best.stats.max_num_batched_tokens:
+            return None
+        return best
+
+    async def _wait_for_change(self) -> None:
+        try:
+            async with asyncio.timeout(_LOOK_AGAIN_S):
+                await self._pool.changed.wait()
+        except TimeoutError:
+            pass

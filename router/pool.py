@@ -1,0 +1,54 @@
+"""WorkerPool: who is there, in which role, and who is free."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from protos import router_pb2
+from router.config import RouterConfig
+from router.policy import RoutingPolicy
+from router.worker_handle import WorkerHandle
+from workers.errors import UnavailableError
+from workers.rpc import Network
+
+
+class WorkerPool:
+    def __init__(self, addresses: Sequence[str], router_id: str, config: RouterConfig, network: Network) -> None:
+        # Set on any change that may make room: those who wait look again, then clear it.
+        self.changed = asyncio.Event()
+        self.workers = [WorkerHandle(address, router_id, config, network) for address in addresses]
+        for worker in self.workers:
+            worker.changed = self.changed
+
+    async def start(self) -> None:
+        await asyncio.gather(*(worker.start() for worker in self.workers))
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(worker.stop() for worker in self.workers))
+
+    def ranked(self, role: str, policy: RoutingPolicy) -> list[WorkerHandle]:
+        """The reachable workers of a role, the policy's choice first."""
+        candidates = [w for w in self.workers if w.role == role and w.reachable]
+        return [candidates[i] for i in policy([w.load for w in candidates])]
+
+    def disaggregated(self) -> bool:
+        """Whether a prompt can be handed over now; else a colocated worker takes it whole. Raises UnavailableError
+        when neither is there."""
+        ready, reason = self.ready()
+        if not ready:
+            raise UnavailableError(f"{reason}; try again, or see `kvferry status`")
+        return self._has("prefill") and self._has("decode")
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether a request could be served now, and the reason if not."""
+        if self._has("colocated") or (self._has("prefill") and self._has("decode")):
+            return True, ""
+        missing = [role for role in ("prefill", "decode") if not self._has(role)]
+        return False, f"no {' and no '.join(missing)} worker answers"
+
+    def status(self) -> list[router_pb2.WorkerStatus]:
+        return [worker.status() for worker in self.workers]
+
+    def _has(self, role: str) -> bool:
+        return any(w.role == role and w.reachable for w in self.workers)

@@ -1,0 +1,204 @@
+"""The decode half of a worker: reserve -> receive -> verify -> commit. After that the engine does the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+from protos import kv_transfer_pb2 as pb
+from workers.config import TransferConfig
+from workers.engine.engine import Engine
+from workers.errors import DeadlineError, FrameError, KVFerryError, OverloadedError, StaleGrantError
+from workers.kv_transfer import frame as frames
+from workers.kv_transfer.base import Grant
+from workers.kv_transfer.frame import Frame
+from workers.kv_transfer.layout import KVLayout
+from workers.kv_transfer.slots import slots_of
+from workers.request import Request, Timeline
+
+logger = logging.getLogger(__name__)
+
+OnFailure = Callable[[Request, KVFerryError], None]
+
+
+@dataclass(slots=True, eq=False)
+class HandOff:
+    """One request on its way here. It ends once: by commit, release, abort, failure or the end of its lease."""
+
+    grant: Grant
+    request: Request
+    lease: asyncio.TimerHandle
+    # What has been verified and written, payloads left out.
+    received: list[Frame] = field(default_factory=list)
+    num_bytes: int = 0
+    num_writing: int = 0
+
+
+class Decode:
+    """Owns the grants of this worker, and fences every write with them."""
+
+    def __init__(
+        self, engine: Engine, layout: KVLayout, incarnation: str, config: TransferConfig, on_failure: OnFailure
+    ) -> None:
+        self._engine = engine
+        self._layout = layout
+        self._incarnation = incarnation
+        self._config = config
+        self._on_failure = on_failure
+        self._hand_offs: dict[int, HandOff] = {}
+        # Ended while a write was under way: their blocks are free when it is over.
+        self._quarantined: dict[int, HandOff] = {}
+        self._num_grants = 0
+        self.num_frames_received = 0
+        self.num_bytes_received = 0
+
+    @property
+    def num_blocks_quarantined(self) -> int:
+        return sum(len(h.request.block_table) for h in self._quarantined.values())
+
+    def reserve(self, request: Request, address: str) -> Grant:
+        """Take room for the KV of all tokens of `request`. Raises OverloadedError when there is none."""
+        if len(self._hand_offs) >= self._config.max_num_grants:
+            raise OverloadedError(
+                f"{len(self._hand_offs)} hand-offs are under way: the most of transfer.max_num_grants"
+            )
+        self._engine.reserve(request)
+        self._num_grants += 1
+        grant = Grant(self._num_grants, self._incarnation, address, self._config.lease_s, 0, request.num_tokens)
+        self._hand_offs[grant.grant_id] = HandOff(grant, request, self._lease(grant.grant_id))
+        return grant
+
+    async def receive(self, data: bytes) -> None:
+        """Verify an encoded frame and put its KV into the blocks of its grant. Raises FrameError, StaleGrantError."""
+        frame, checksum = frames.decode(data)
+        hand_off = self._find(frame.grant_id, frame.incarnation)
+        self._verify(frame, checksum, hand_off)
+        if any(frame.same_range(other) for other in hand_off.received):
+            return  # Sent again because our answer was lost.
+        if any(frame.overlaps(other) for other in hand_off.received):
+            raise FrameError(f"KV of request {hand_off.request.request_id} overlaps what is there already")
+        hand_off.received.append(replace(frame, payload=b""))
+        await self._write(frame, hand_off)
+
+    def commit(self, message: pb.CommitRequest) -> None:
+        """The hand-off is complete: the request joins the next step. Raises FrameError when it is not, ending it."""
+        hand_off = self._find(message.grant_id, message.incarnation)
+        grant = hand_off.grant
+        area = sum(frame.area for frame in hand_off.received)
+        complete = area == (grant.end - grant.start) * self._layout.num_layers and not hand_off.num_writing
+        if not complete or (message.num_frames, message.num_bytes) != (len(hand_off.received), hand_off.num_bytes):
+            error = FrameError(
+                f"KV of request {hand_off.request.request_id} is incomplete: {len(hand_off.received)} frames of "
+                f"{hand_off.num_bytes} bytes came, {message.num_frames} of {message.num_bytes} were sent"
+            )
+            self._fail(hand_off, error)
+            raise error
+        self._forget(hand_off)
+        hand_off.request.hand_off = Timeline(
+            transfer_s=message.transfer_s, transfer_unhidden_s=message.transfer_unhidden_s
+        )
+        self._engine.commit(hand_off.request, message.first_token_id)
+
+    def release(self, message: pb.ReleaseRequest) -> None:
+        """The sender gives up, or has nothing to send. A grant that is no more is no error."""
+        hand_off = self._hand_offs.get(message.grant_id)
+        if hand_off is None or message.incarnation != self._incarnation:
+            return
+        if message.reason:
+            self._fail(hand_off, FrameError(f"the hand-off was given up: {message.reason}"))
+        else:
+            self._end(hand_off)
+
+    def renew(self, message: pb.RenewRequest) -> list[int]:
+        """Let the leases of these grants begin anew; those that are no more."""
+        if message.incarnation != self._incarnation:
+            return list(message.grant_ids)
+        lost = []
+        for grant_id in message.grant_ids:
+            if hand_off := self._hand_offs.get(grant_id):
+                hand_off.lease.cancel()
+                hand_off.lease = self._lease(grant_id)
+            else:
+                lost.append(grant_id)
+        return lost
+
+    def abort(self, request_id: str) -> bool:
+        """End the hand-off of a request; False when it has none."""
+        hand_off = next((h for h in self._hand_offs.values() if h.request.request_id == request_id), None)
+        if hand_off is None:
+            return False
+        self._end(hand_off)
+        return True
+
+    def close(self) -> None:
+        for hand_off in list(self._hand_offs.values()):
+            self._end(hand_off)
+
+    def _find(self, grant_id: int, incarnation: str) -> HandOff:
+        if incarnation != self._incarnation:
+            raise StaleGrantError(f"grant {grant_id} is of incarnation {incarnation}; this is {self._incarnation}")
+        hand_off = self._hand_offs.get(grant_id)
+        if hand_off is None:
+            raise StaleGrantError(f"grant {grant_id} is no more: committed, released, aborted or expired")
+        return hand_off
+
+    def _verify(self, frame: Frame, checksum: int, hand_off: HandOff) -> None:
+        grant = hand_off.grant
+        inside = grant.start <= frame.token_start and frame.token_end <= grant.end
+        if not inside or frame.layer_end > self._layout.num_layers:
+            raise FrameError(
+                f"layers [{frame.layer_start}, {frame.layer_end}), tokens [{frame.token_start}, {frame.token_end}) lie "
+                f"outside grant {grant.grant_id}: {self._layout.num_layers} layers, tokens [{grant.start}, {grant.end})"
+            )
+        if len(frame.payload) != frame.expected_bytes(self._layout):
+            raise FrameError(
+                f"a frame of {len(frame.payload)} bytes; its range has {frame.expected_bytes(self._layout)}"
+            )
+        frames.verify(frame, checksum, hand_off.request.request_id)
+
+    async def _write(self, frame: Frame, hand_off: HandOff) -> None:
+        slots = slots_of(hand_off.request.block_table, frame.token_start, frame.token_end, self._layout.block_size)
+        write = self._engine.executor.write_kv(slots, frame.layer_start, frame.layer_end, frame.payload)
+        hand_off.num_writing += 1
+        # Shielded: a copy that has begun can't be called back, so its blocks stay ours until it is over.
+        await asyncio.shield(asyncio.ensure_future(self._until_written(write, len(frame.payload), hand_off)))
+        if frame.grant_id not in self._hand_offs:
+            raise StaleGrantError(f"grant {frame.grant_id} ended while its KV was being written")
+
+    async def _until_written(self, write: Awaitable[None], num_bytes: int, hand_off: HandOff) -> None:
+        try:
+            await write
+            hand_off.num_bytes += num_bytes
+            self.num_frames_received += 1
+            self.num_bytes_received += num_bytes
+        finally:
+            hand_off.num_writing -= 1
+            if not hand_off.num_writing and hand_off.grant.grant_id in self._quarantined:
+                del self._quarantined[hand_off.grant.grant_id]
+                self._engine.release(hand_off.request)
+
+    def _lease(self, grant_id: int) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(self._config.lease_s, self._expire, grant_id)
+
+    def _expire(self, grant_id: int) -> None:
+        hand_off = self._hand_offs[grant_id]
+        message = f"no KV of request {hand_off.request.request_id} within the lease of {self._config.lease_s} s"
+        logger.warning("%s: %s", hand_off.request.request_id, message)
+        self._fail(hand_off, DeadlineError(message))
+
+    def _fail(self, hand_off: HandOff, error: KVFerryError) -> None:
+        self._end(hand_off)
+        self._on_failure(hand_off.request, error)
+
+    def _end(self, hand_off: HandOff) -> None:
+        self._forget(hand_off)
+        if hand_off.num_writing:
+            hand_off.request.hold_blocks = True
+            self._quarantined[hand_off.grant.grant_id] = hand_off
+        self._engine.abort(hand_off.request.request_id)
+
+    def _forget(self, hand_off: HandOff) -> None:
+        hand_off.lease.cancel()
+        del self._hand_offs[hand_off.grant.grant_id]

@@ -1,0 +1,51 @@
+"""KV over gRPC: one unary call a frame, raw bytes on a generic handler, so that no payload passes through protobuf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from workers.errors import KVFerryError
+from workers.kv_transfer.base import KVReceiver
+from workers.kv_transfer.frame import Frame, encode
+from workers.rpc import Network, abort_with, call
+
+_SERVICE, _METHOD = "kvferry.v1.KVFrames", "Put"
+
+
+class GrpcSender:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self._put: Any = channel.unary_unary(f"/{_SERVICE}/{_METHOD}")
+
+    async def send(self, frame: Frame, request_id: str, timeout_s: float) -> None:
+        await call(self._put(encode(frame, request_id), timeout=timeout_s))
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class GrpcTransport:
+    name = "grpc"
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    def sender(self, address: str) -> GrpcSender:
+        return GrpcSender(self._network.connect(address, bulk=True))
+
+    def serve(self, receiver: KVReceiver, server: grpc.aio.Server) -> None:
+        async def put(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            try:
+                await receiver.receive(data)
+            except KVFerryError as error:
+                await abort_with(context, error)
+            return b""
+
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {_METHOD: grpc.unary_unary_rpc_method_handler(put)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+
+    def reachable(self, receiver: KVReceiver, address: str) -> None:
+        pass

@@ -1,0 +1,97 @@
+"""The decode workers that a prefill worker sends to, each known by its incarnation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import grpc.aio
+
+from protos import kv_transfer_pb2 as pb
+from protos import kv_transfer_pb2_grpc as pb_grpc
+from workers.config import TransferConfig
+from workers.errors import StaleGrantError
+from workers.kv_transfer.base import Grant, KVSender, Transport
+from workers.kv_transfer.layout import KVLayout
+from workers.rpc import Network, call
+
+
+class Peer:
+    """One incarnation of a decode worker: a small channel for words, a sender for frames, a window of credits."""
+
+    def __init__(
+        self, incarnation: str, channel: grpc.aio.Channel, sender: KVSender, credits: int, timeout_s: float
+    ) -> None:
+        self.incarnation = incarnation
+        self.sender = sender
+        self.window = asyncio.Semaphore(credits)
+        self._channel = channel
+        self._stub = pb_grpc.KVTransferServiceStub(channel)
+        self._timeout_s = timeout_s
+
+    async def commit(self, message: pb.CommitRequest) -> None:
+        await call(self._stub.Commit(message, timeout=self._timeout_s))
+
+    async def release(self, grant_id: int, reason: str) -> None:
+        message = pb.ReleaseRequest(grant_id=grant_id, incarnation=self.incarnation, reason=reason)
+        await call(self._stub.Release(message, timeout=self._timeout_s))
+
+    async def renew(self, grant_ids: Iterable[int]) -> list[int]:
+        """The grants among `grant_ids` that are no more."""
+        message = pb.RenewRequest(incarnation=self.incarnation, grant_ids=grant_ids)
+        return list((await call(self._stub.Renew(message, timeout=self._timeout_s))).lost_grant_ids)
+
+    async def close(self) -> None:
+        await self.sender.close()
+        await self._channel.close()
+
+
+class Peers:
+    """Connects to each peer once; forgets an incarnation the moment another answers at its address."""
+
+    def __init__(
+        self, network: Network, transport: Transport, layout: KVLayout, incarnation: str, config: TransferConfig
+    ) -> None:
+        self._network = network
+        self._transport = transport
+        self._layout = layout
+        self._incarnation = incarnation
+        self._config = config
+        self._peers: dict[str, Peer] = {}
+        self._connecting: dict[str, asyncio.Lock] = {}
+
+    @property
+    def incarnations(self) -> list[str]:
+        return [peer.incarnation for peer in self._peers.values()]
+
+    async def get(self, grant: Grant) -> Peer:
+        """The peer that gave `grant`. Raises StaleGrantError when another incarnation is there, LayoutMismatchError,
+        UnavailableError or DeadlineError."""
+        async with self._connecting.setdefault(grant.address, asyncio.Lock()):
+            peer = self._peers.get(grant.address)
+            if peer is None or peer.incarnation != grant.incarnation:
+                await self._drop(grant.address)
+                peer = self._peers[grant.address] = await self._connect(grant.address)
+        if peer.incarnation != grant.incarnation:
+            raise StaleGrantError(f"the worker at {grant.address} is not the one that gave grant {grant.grant_id}")
+        return peer
+
+    async def close(self) -> None:
+        for address in list(self._peers):
+            await self._drop(address)
+
+    async def _connect(self, address: str) -> Peer:
+        channel = self._network.connect(address)
+        timeout_s = self._config.rpc_timeout_s
+        message = pb.ConnectRequest(incarnation=self._incarnation, layout=self._layout.to_proto())
+        try:
+            answer = await call(pb_grpc.KVTransferServiceStub(channel).Connect(message, timeout=timeout_s))
+            self._layout.require_same(KVLayout.from_proto(answer.layout))
+        except BaseException:
+            await channel.close()
+            raise
+        return Peer(answer.incarnation, channel, self._transport.sender(address), answer.credits, timeout_s)
+
+    async def _drop(self, address: str) -> None:
+        if peer := self._peers.pop(address, None):
+            await peer.close()

@@ -1,0 +1,244 @@
+"""The prefill half of a worker: admit -> step -> ship blocks as chunks finish -> token 1 -> commit -> free."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from protos import kv_transfer_pb2 as pb
+from workers.config import TransferConfig
+from workers.engine.engine import Engine
+from workers.errors import AbortedError, KVFerryError, StaleGrantError
+from workers.kv_transfer.base import Grant
+from workers.kv_transfer.frame import Frame, layers_per_frame
+from workers.kv_transfer.layout import KVLayout
+from workers.kv_transfer.peers import Peer, Peers
+from workers.kv_transfer.slots import slots_of
+from workers.request import Request, TokenOutput
+from workers.rpc import close_quietly
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Shipment:
+    """One prompt being computed and sent at the same time."""
+
+    request: Request
+    grant: Grant
+    peer: Peer
+    token_1: asyncio.Future[TokenOutput]
+    # Set after every step, so that a waiting shipment looks at num_computed_tokens again.
+    progress: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    num_frames: int = 0
+    num_bytes: int = 0
+    first_sent_s: float | None = None
+    computed_s: float = 0.0
+
+    @property
+    def num_ready(self) -> int:
+        """Positions [0, num_ready) may be sent."""
+        return min(self.request.num_computed_tokens, self.grant.end)
+
+
+class Prefill:
+    def __init__(self, engine: Engine, peers: Peers, layout: KVLayout, config: TransferConfig) -> None:
+        self._engine = engine
+        self._peers = peers
+        self._layout = layout
+        self._config = config
+        self._shipments: dict[str, Shipment] = {}
+        self._heartbeat: asyncio.Task[None] | None = None
+        self.num_frames_sent = 0
+        # Sent while their prompt still had tokens to compute.
+        self.num_frames_overlapped = 0
+        self.num_bytes_sent = 0
+
+    async def prefill(self, request: Request, grant: Grant) -> TokenOutput:
+        """Compute the prompt, sending its KV to the grant's owner; token 1, which does not wait for the hand-off's end.
+
+        Cancelling it ends the request here and gives the grant back. Raises KVFerryError.
+        """
+        peer = await self._peers.get(grant)
+        request.output_limit = request.num_output_tokens + 1
+        request.hold_blocks = True
+        token_1: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
+        shipment = Shipment(request, grant, peer, token_1)
+        self._engine.add(request)
+        self._shipments[request.request_id] = shipment
+        shipment.task = asyncio.create_task(self._ship(shipment), name=f"ship {request.request_id}")
+        self._beat()
+        try:
+            return await token_1
+        except asyncio.CancelledError:
+            self.abort(request.request_id)
+            raise
+
+    def advance(self, outputs: Iterable[TokenOutput]) -> list[TokenOutput]:
+        """After a step: hand token 1 to whom it belongs, wake shipments; the outputs that are not prefill's."""
+        others = []
+        for output in outputs:
+            shipment = self._shipments.get(output.request_id)
+            if shipment is None:
+                others.append(output)
+                continue
+            shipment.computed_s = _now()
+            if not shipment.token_1.done():
+                shipment.token_1.set_result(output)
+        for shipment in self._shipments.values():
+            shipment.progress.set()
+        return others
+
+    def abort(self, request_id: str) -> bool:
+        """End a request and its shipment; False when it has none."""
+        shipment = self._shipments.pop(request_id, None)
+        if shipment is None:
+            return False
+        # Its blocks stay held until the shipment's task has ended.
+        self._engine.abort(request_id)
+        if shipment.task is not None:
+            shipment.task.cancel()
+        return True
+
+    def fail(self, request_id: str, error: KVFerryError) -> bool:
+        """The engine lost the request; False when it is not prefill's."""
+        shipment = self._shipments.get(request_id)
+        if shipment is None:
+            return False
+        if not shipment.token_1.done():
+            shipment.token_1.set_exception(error)
+        return self.abort(request_id)
+
+    async def close(self) -> None:
+        await close_quietly(self._heartbeat)
+        for shipment in list(self._shipments.values()):
+            await close_quietly(shipment.task)
+
+    async def _ship(self, shipment: Shipment) -> None:
+        request, reason = shipment.request, "aborted"
+        try:
+            await self._send_all(shipment)
+            reason = await self._finish(shipment)
+        except KVFerryError as error:
+            reason = f"{type(error).__name__}: {error.message}"
+            logger.warning("%s: hand-off failed: %s", request.request_id, reason)
+            if not shipment.token_1.done():
+                shipment.token_1.set_exception(error)
+        finally:
+            if not shipment.token_1.done():
+                shipment.token_1.set_exception(AbortedError(f"{request.request_id} was aborted"))
+            self._free(shipment)
+            if reason != "committed":
+                await self._give_back(shipment, reason)
+
+    async def _finish(self, shipment: Shipment) -> str:
+        """Commit the hand-off, or say that there is nothing to hand over."""
+        output = await asyncio.shield(shipment.token_1)
+        if output.finish_reason is not None:
+            return ""
+        now = _now()
+        message = pb.CommitRequest(
+            grant_id=shipment.grant.grant_id,
+            incarnation=shipment.grant.incarnation,
+            first_token_id=output.token_ids[0],
+            num_frames=shipment.num_frames,
+            num_bytes=shipment.num_bytes,
+            transfer_s=now - (shipment.first_sent_s or now),
+            transfer_unhidden_s=now - shipment.computed_s,
+        )
+        await shipment.peer.commit(message)
+        return "committed"
+
+    async def _send_all(self, shipment: Shipment) -> None:
+        """Send [start, end) as it is computed, several frames at a time; return when all are acknowledged."""
+        sent = shipment.grant.start
+        try:
+            async with asyncio.TaskGroup() as sends:
+                while sent < shipment.grant.end:
+                    await self._wait_beyond(shipment, sent)
+                    ready = shipment.num_ready
+                    for frame_layers in self._layer_ranges(ready - sent):
+                        await shipment.peer.window.acquire()
+                        sends.create_task(self._send(shipment, frame_layers, (sent, ready)))
+                    sent = ready
+        except* KVFerryError as group:
+            raise _first(group) from None
+
+    async def _wait_beyond(self, shipment: Shipment, sent: int) -> None:
+        while shipment.num_ready <= sent:
+            shipment.progress.clear()
+            await shipment.progress.wait()
+
+    def _layer_ranges(self, num_tokens: int) -> Iterator[tuple[int, int]]:
+        step = layers_per_frame(self._layout, num_tokens, self._config.frame_bytes)
+        for start in range(0, self._layout.num_layers, step):
+            yield start, min(start + step, self._layout.num_layers)
+
+    async def _send(self, shipment: Shipment, layers: tuple[int, int], tokens: tuple[int, int]) -> None:
+        request, grant = shipment.request, shipment.grant
+        try:
+            slots = slots_of(request.block_table, *tokens, self._layout.block_size)
+            payload = await self._engine.executor.read_kv(slots, *layers)
+            if shipment.first_sent_s is None:
+                shipment.first_sent_s = _now()
+            self.num_frames_overlapped += request.num_computed_tokens < grant.end
+            frame = Frame(grant.grant_id, grant.incarnation, *layers, *tokens, payload)
+            await shipment.peer.sender.send(frame, request.request_id, self._config.rpc_timeout_s)
+        finally:
+            shipment.peer.window.release()
+        shipment.num_frames += 1
+        shipment.num_bytes += len(payload)
+        self.num_frames_sent += 1
+        self.num_bytes_sent += len(payload)
+
+    def _free(self, shipment: Shipment) -> None:
+        """Nothing reads its KV any more."""
+        request = shipment.request
+        if self._shipments.get(request.request_id) is shipment:
+            del self._shipments[request.request_id]
+        if self._engine.requests.get(request.request_id) is request:
+            self._engine.abort(request.request_id)
+        self._engine.release(request)
+
+    async def _give_back(self, shipment: Shipment, reason: str) -> None:
+        try:
+            await shipment.peer.release(shipment.grant.grant_id, "" if reason == "aborted" else reason)
+        except KVFerryError as error:
+            logger.info("%s: its grant ends by its lease: %s", shipment.request.request_id, error.message)
+
+    def _beat(self) -> None:
+        if self._heartbeat is None or self._heartbeat.done():
+            self._heartbeat = asyncio.create_task(self._renew_leases(), name="renew leases")
+
+    async def _renew_leases(self) -> None:
+        """Tell every peer, three times a lease, which of its grants are still wanted."""
+        while self._shipments:
+            await asyncio.sleep(self._config.lease_s / 3)
+            by_peer: dict[Peer, list[Shipment]] = defaultdict(list)
+            for shipment in self._shipments.values():
+                by_peer[shipment.peer].append(shipment)
+            await asyncio.gather(*(self._renew(peer, shipments) for peer, shipments in by_peer.items()))
+
+    async def _renew(self, peer: Peer, shipments: list[Shipment]) -> None:
+        try:
+            lost = set(await peer.renew(s.grant.grant_id for s in shipments))
+        except KVFerryError as error:
+            logger.warning("leases not renewed at %s: %s", peer.incarnation, error.message)
+            return
+        for shipment in shipments:
+            still_here = self._shipments.get(shipment.request.request_id) is shipment
+            if shipment.grant.grant_id in lost and still_here:
+                self.fail(shipment.request.request_id, StaleGrantError(f"grant {shipment.grant.grant_id} is no more"))
+
+
+def _first(group: BaseExceptionGroup[KVFerryError]) -> KVFerryError:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,51 @@
+"""What a worker tells about itself. No correctness depends on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+from protos import worker_pb2 as pb
+from workers.config import WorkerConfig
+from workers.decode import Decode
+from workers.engine.engine import Engine
+from workers.kv_transfer.layout import KVLayout
+from workers.prefill import Prefill
+
+
+def engine_stats(engine: Engine) -> pb.WorkerStats:
+    blocks, scheduler = engine.block_manager, engine.scheduler
+    return pb.WorkerStats(
+        block_size=blocks.block_size,
+        blocks_total=blocks.num_blocks,
+        blocks_free=blocks.num_free,
+        blocks_reserved=engine.num_blocks_reserved,
+        blocks_in_use=engine.num_blocks_in_use,
+        num_running=len(scheduler.running),
+        num_waiting=len(scheduler.waiting),
+        num_waiting_for_kv=len(scheduler.waiting_for_kv),
+        num_queued_tokens=engine.num_queued_tokens,
+        max_num_batched_tokens=scheduler.config.max_num_batched_tokens,
+        max_num_running=engine.max_num_running,
+        num_steps=engine.num_steps,
+        num_prompt_tokens_computed=engine.num_prompt_tokens_computed,
+        num_output_tokens=engine.num_output_tokens,
+        num_preemptions=scheduler.num_preemptions,
+    )
+
+
+def worker_stats(
+    config: WorkerConfig, incarnation: str, layout: KVLayout, engine: Engine, prefill: Prefill, decode: Decode
+) -> pb.WorkerStats:
+    stats = engine_stats(engine)
+    stats.name, stats.role, stats.incarnation = config.name, config.role, incarnation
+    stats.node, stats.pid, stats.fingerprint = platform.node(), os.getpid(), layout.fingerprint
+    stats.blocks_quarantined = decode.num_blocks_quarantined
+    # Quarantined blocks are held like those that are being read; the sum counts each once.
+    stats.blocks_in_use -= decode.num_blocks_quarantined
+    stats.kv_bytes_sent, stats.kv_bytes_received = prefill.num_bytes_sent, decode.num_bytes_received
+    stats.num_frames_sent, stats.num_frames_received = prefill.num_frames_sent, decode.num_frames_received
+    stats.num_frames_overlapped = prefill.num_frames_overlapped
+    if isinstance(config.cpu_affinity, tuple):
+        stats.cpu_affinity.extend(config.cpu_affinity)
+    return stats

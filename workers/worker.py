@@ -1,0 +1,163 @@
+"""Worker: one engine, its gRPC server, and both halves. Its role is a preference that routers read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+
+import grpc.aio
+
+from protos import kv_transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
+from workers.config import WorkerConfig
+from workers.decode import Decode
+from workers.engine.engine import Engine
+from workers.engine.executor import Executor
+from workers.errors import InvalidRequestError, KVFerryError
+from workers.kv_transfer.base import Grant, Transport
+from workers.kv_transfer.grpc import GrpcTransport
+from workers.kv_transfer.peers import Peers
+from workers.outputs import OutputStreams
+from workers.prefill import Prefill
+from workers.request import FinishReason, Request, TokenOutput
+from workers.rpc import GrpcNetwork, Network, close_quietly
+from workers.services import KVTransferService, WorkerService
+from workers.telemetry import worker_stats
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """Lives on one event loop. start() loads the model; everything before it is cheap.
+
+    Tests and the simulator give a network, a transport, an executor and an incarnation of their own.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        *,
+        network: Network | None = None,
+        transport: Transport | None = None,
+        make_executor: Callable[[WorkerConfig], Executor] | None = None,
+        incarnation: str = "",
+    ) -> None:
+        self.config = config
+        self.incarnation = incarnation or uuid.uuid4().hex
+        self._network = network or GrpcNetwork()
+        self._transport = transport or GrpcTransport(self._network)
+        self._make_executor = make_executor or _load_model
+
+    async def start(self) -> str:
+        """Load the model and serve; the address, host:port. Raises ConfigError."""
+        executor = self._make_executor(self.config)
+        self.layout = executor.runner.layout
+        self.engine = Engine(executor, self.config, self.config)
+        transfer = self.config.transfer
+        self.outputs = OutputStreams(transfer.lease_s, self._lose_router)
+        self.decode = Decode(self.engine, self.layout, self.incarnation, transfer, self._publish_failure)
+        self._peers = Peers(self._network, self._transport, self.layout, self.incarnation, transfer)
+        self._prefill = Prefill(self.engine, self._peers, self.layout, transfer)
+        self._server = self._network.server()
+        self._add_services(self._server)
+        self.address = await self._network.listen(self._server, self.config.host, self.config.port)
+        self._transport.reachable(self.decode, self.address)
+        self._loop = asyncio.create_task(self._run(), name=f"{self.config.name} engine")
+        logger.info("%s (%s, incarnation %s) at %s", self.config.name, self.config.role, self.incarnation, self.address)
+        return self.address
+
+    async def stop(self) -> None:
+        """End every request and free everything."""
+        await close_quietly(self._loop)
+        await self._server.stop(None)
+        await self._prefill.close()
+        self.decode.close()
+        self.outputs.close()
+        await self._peers.close()
+        self.engine.executor.close()
+
+    def reserve(self, request: Request) -> Grant:
+        """Raises OverloadedError when there is no room, InvalidRequestError when there never will be."""
+        self._check(request)
+        grant = self.decode.reserve(request, self.address)
+        self.outputs.expect(request.router_id)
+        return grant
+
+    async def prefill(self, request: Request, grant: Grant) -> TokenOutput:
+        self._check(request)
+        return await self._prefill.prefill(request, grant)
+
+    def submit(self, request: Request) -> None:
+        self._check(request)
+        self.outputs.expect(request.router_id)
+        self.engine.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request in whatever half it is. An unknown one is no error."""
+        if not self._prefill.abort(request_id) and not self.decode.abort(request_id):
+            self.engine.abort(request_id)
+
+    def stats(self) -> worker_pb2.WorkerStats:
+        stats = worker_stats(self.config, self.incarnation, self.layout, self.engine, self._prefill, self.decode)
+        peers = (worker_pb2.PeerStats(incarnation=i, transport=self._transport.name) for i in self._peers.incarnations)
+        stats.peers.extend(peers)
+        return stats
+
+    async def _run(self) -> None:
+        while True:
+            await self.engine.wait_for_work()
+            try:
+                outputs = await self.engine.step()
+            except Exception as exc:  # Whatever a step raises ends its requests, not the worker.
+                logger.exception("%s: a step failed", self.config.name)
+                self._fail_all(KVFerryError(f"{self.config.name}: a step failed: {type(exc).__name__}: {exc}"))
+                continue
+            self.outputs.publish(self._prefill.advance(outputs))
+
+    def _check(self, request: Request) -> None:
+        """What a router should have refused, and an id that is taken: the same request sent again replaces itself."""
+        limit = self.engine.executor.runner.max_model_len
+        if not request.prompt_token_ids or request.num_tokens >= limit:
+            raise InvalidRequestError(
+                f"{request.request_id}: {request.num_tokens} tokens; a worker takes from 1 to {limit - 1}",
+                param="prompt",
+            )
+        self.abort(request.request_id)
+
+    def _fail_all(self, error: KVFerryError) -> None:
+        in_step = (*self.engine.scheduler.running, *self.engine.scheduler.waiting)
+        for request in in_step:
+            if not self._prefill.fail(request.request_id, error):
+                self.engine.abort(request.request_id)
+                self._publish_failure(request, error)
+
+    def _publish_failure(self, request: Request, error: KVFerryError) -> None:
+        output = TokenOutput(
+            request.request_id,
+            request.num_output_tokens,
+            (),
+            FinishReason.ERROR,
+            error_type=type(error).__name__,
+            error_message=error.message,
+            router_id=request.router_id,
+        )
+        self.outputs.publish([output])
+
+    def _lose_router(self, router_id: str) -> None:
+        lost = [r.request_id for r in self.engine.requests.values() if r.router_id == router_id]
+        if lost:
+            logger.warning("router %s is not heard of: %d of its requests end", router_id, len(lost))
+        for request_id in lost:
+            self.abort(request_id)
+
+    def _add_services(self, server: grpc.aio.Server) -> None:
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerService(self), server)
+        kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(KVTransferService(self), server)
+        self._transport.serve(self.decode, server)
+
+
+def _load_model(config: WorkerConfig) -> Executor:
+    from workers.engine.model_runner import ModelRunner  # Loads torch, which tests with a fake model do not need.
+
+    return Executor(ModelRunner(config))
