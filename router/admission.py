@@ -22,13 +22,15 @@ _MAX_QUEUED_STEPS = 2
 _LOOK_AGAIN_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Placement:
     """Where a request goes: `prefill` computes its tokens; `decode` has granted room, unless both are one."""
 
     prefill: WorkerHandle
     decode: WorkerHandle
     grant: worker_pb2.Grant | None
+    # Of its tokens, those that count as queued at `prefill`.
+    num_queued_tokens: int = 0
 
 
 class Admission:
@@ -55,16 +57,19 @@ class Admission:
         finally:
             self.num_queued -= 1
 
-    def leave(self, placement: Placement, num_tokens: int) -> None:
-        """Token 1 of a request that was placed with `num_tokens` is there, or will not come."""
-        placement.prefill.num_queued_tokens -= num_tokens
-        self._pool.changed.set()
+    def leave(self, placement: Placement) -> None:
+        """Token 1 is there, or will not come. To say it again is no error."""
+        if placement.num_queued_tokens:
+            placement.prefill.num_queued_tokens -= placement.num_queued_tokens
+            placement.num_queued_tokens = 0
+            self._pool.changed.set()
 
     async def _next(self, request: Request) -> Placement:
         while True:
             self._pool.changed.clear()
             placement = await self._try(request)
             if placement is not None:
+                placement.num_queued_tokens = request.num_tokens
                 placement.prefill.num_queued_tokens += request.num_tokens
                 return placement
             await self._wait_for_change()

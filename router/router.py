@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -85,38 +85,34 @@ class Router:
         placement.decode.expect(request.request_id)
         self.num_running += 1
         try:
-            async for output in self._run(request, placement):
-                finished = output.finish_reason is not None
-                timeline = queued + (output.timeline or Timeline())
-                queued = Timeline()
-                yield replace(output, timeline=timeline)
+            async with aclosing(self._run(request, placement)) as outputs:
+                async for output in outputs:
+                    finished = output.finish_reason is not None
+                    timeline = queued + (output.timeline or Timeline())
+                    queued = Timeline()
+                    yield replace(output, timeline=timeline)
         finally:
             self.num_running -= 1
             placement.decode.forget(request.request_id)
             if not finished:
                 self._abort(request.request_id, placement)
 
-    async def _run(self, request: Request, placement: Placement) -> AsyncIterator[TokenOutput]:
-        waiting_for_token_1 = True
-        num_tokens = request.num_tokens
+    async def _run(self, request: Request, placement: Placement) -> AsyncGenerator[TokenOutput, None]:
         try:
             if placement.grant is None:
                 await placement.decode.submit(request)
             else:
                 output = await placement.prefill.prefill(request, placement.grant)
-                waiting_for_token_1 = False
-                self._admission.leave(placement, num_tokens)
+                self._admission.leave(placement)
                 yield output
                 if output.finish_reason is not None:
                     return
-            async for output in placement.decode.outputs(request.request_id):
-                if waiting_for_token_1:
-                    waiting_for_token_1 = False
-                    self._admission.leave(placement, num_tokens)
-                yield output
+            async with aclosing(placement.decode.outputs(request.request_id)) as outputs:
+                async for output in outputs:
+                    self._admission.leave(placement)
+                    yield output
         finally:
-            if waiting_for_token_1:
-                self._admission.leave(placement, num_tokens)
+            self._admission.leave(placement)
 
     def _abort(self, request_id: str, placement: Placement) -> None:
         for worker in {placement.prefill, placement.decode}:
