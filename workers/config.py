@@ -5,7 +5,7 @@ Frozen, unknown keys refused. Measured values (number of blocks, KV layout) are 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -41,6 +41,19 @@ class CacheConfig(Strict):
     kv_cache_memory_bytes: int = Field(default=1 << 30, ge=1)
     # Number of blocks, overriding kv_cache_memory_bytes.
     num_gpu_blocks_override: int | None = Field(default=None, ge=1)
+    # Find again the KV of prompts that begin alike.
+    enable_prefix_caching: bool = True
+    # Tokens in a unit of block hashes: the same for the whole cluster, a divisor of every block_size.
+    hash_block_size: int = Field(default=16, ge=1)
+
+    @model_validator(mode="after")
+    def _a_block_is_whole_units(self) -> Self:
+        if self.enable_prefix_caching and self.block_size % self.hash_block_size:
+            raise ValueError(
+                f"block_size ({self.block_size}) must be a multiple of hash_block_size ({self.hash_block_size}); "
+                "change one, or set enable_prefix_caching: false"
+            )
+        return self
 
 
 class SchedulerConfig(Strict):

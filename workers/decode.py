@@ -66,7 +66,14 @@ class Decode:
             )
         self._engine.reserve(request)
         self._num_grants += 1
-        grant = Grant(self._num_grants, self._incarnation, address, self._config.lease_s, 0, request.num_tokens)
+        grant = Grant(
+            self._num_grants,
+            self._incarnation,
+            address,
+            self._config.lease_s,
+            request.num_computed_tokens,
+            request.num_tokens,
+        )
         self._hand_offs[grant.grant_id] = HandOff(grant, request, self._lease(grant.grant_id))
         return grant
 

@@ -88,6 +88,8 @@ class Request:
     router_id: str = ""
     # Stop after this many output tokens here, whatever max_tokens says: a prefill worker's is one more than it got.
     output_limit: int | None = None
+    # Requests of different salts never share KV.
+    cache_salt: str = ""
     # Keep the blocks after the finish, until Engine.release: their KV is still being read.
     hold_blocks: bool = False
 
@@ -95,6 +97,11 @@ class Request:
     finish_reason: FinishReason | None = None
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
+    # Prefix caching: hashes of its whole units, how many of its blocks others may share, and how many prompt tokens
+    # were found when it first started.
+    unit_hashes: list[bytes] = field(default_factory=list)
+    num_published_blocks: int = 0
+    num_cached_tokens: int | None = None
     # Place in the order of arrival at this engine, and times on the event loop's clock in seconds.
     arrival: int = 0
     arrived_s: float = 0.0

@@ -19,6 +19,7 @@ def engine_stats(engine: Engine) -> pb.WorkerStats:
         block_size=blocks.block_size,
         blocks_total=blocks.num_blocks,
         blocks_free=blocks.num_free,
+        blocks_cached=blocks.num_cached,
         blocks_reserved=engine.num_blocks_reserved,
         blocks_in_use=engine.num_blocks_in_use,
         num_running=len(scheduler.running),

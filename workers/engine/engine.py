@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from workers.config import CacheConfig, SchedulerConfig
 from workers.engine.block_manager import BlockManager
 from workers.engine.executor import Executor
+from workers.engine.prefix_cache import PrefixCache
 from workers.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from workers.errors import OverloadedError
 from workers.request import FinishReason, Request, Timeline, TokenOutput, finish_reason_of
@@ -20,7 +21,8 @@ class Engine:
         self.executor = executor
         self.eos_token_ids = executor.runner.eos_token_ids
         self.block_manager = BlockManager(executor.runner.num_blocks, cache.block_size)
-        self.scheduler = Scheduler(scheduler, self.block_manager)
+        self.prefix_cache = PrefixCache(cache, self.block_manager, executor.runner.layout.fingerprint)
+        self.scheduler = Scheduler(scheduler, self.block_manager, self.prefix_cache)
         self.requests: dict[str, Request] = {}
         # Finished requests whose KV is still being read.
         self._held: set[Request] = set()
@@ -41,18 +43,22 @@ class Engine:
         self._work.set()
 
     def reserve(self, request: Request) -> None:
-        """Take room for a request whose KV comes from another worker. Raises OverloadedError when there is none."""
-        if not self.scheduler.can_reserve(request.num_tokens):
+        """Take room for a request whose KV comes from another worker, from num_computed_tokens on.
+
+        Raises OverloadedError when there is none.
+        """
+        if not self.scheduler.try_reserve(request):
+            blocks = self.block_manager
             raise OverloadedError(
-                f"no room for the KV of {request.num_tokens} tokens: {self.block_manager.num_free} of "
-                f"{self.block_manager.num_blocks} blocks are free"
+                f"no room for the KV of {request.num_tokens} tokens: {blocks.num_free + blocks.num_cached} of "
+                f"{blocks.num_blocks} blocks can be taken"
             )
         self._arrive(request)
-        self.scheduler.reserve(request)
 
     def commit(self, request: Request, token_id: int) -> None:
         """The KV of all tokens of a reserved request is in its blocks, and `token_id` was sampled after them."""
         request.num_computed_tokens = request.num_tokens
+        self.prefix_cache.publish(request)
         request.output_token_ids.append(token_id)
         request.handed_over = True
         request.arrived_s = _now()
@@ -112,18 +118,23 @@ class Engine:
 
     @property
     def num_blocks_in_use(self) -> int:
-        """Blocks of requests that run, wait for the next step, or are held; not of those that wait for KV."""
-        owners = (*self.scheduler.waiting, *self.scheduler.running, *self._held, *self._ended_in_step)
-        return sum(len(r.block_table) for r in owners)
+        """Blocks of requests that run, wait for the next step, or are held; shared ones count once."""
+        return len(self._blocks_in_use())
 
     @property
     def num_blocks_reserved(self) -> int:
-        return sum(len(r.block_table) for r in self.scheduler.waiting_for_kv.values())
+        """Blocks that only requests waiting for KV have."""
+        reserved = {b for r in self.scheduler.waiting_for_kv.values() for b in r.block_table}
+        return len(reserved - self._blocks_in_use())
 
     @property
     def num_queued_tokens(self) -> int:
         live = (*self.scheduler.waiting, *self.scheduler.running)
         return sum(r.num_tokens - r.num_computed_tokens for r in live)
+
+    def _blocks_in_use(self) -> set[int]:
+        owners = (*self.scheduler.waiting, *self.scheduler.running, *self._held, *self._ended_in_step)
+        return {b for r in owners for b in r.block_table}
 
     def _arrive(self, request: Request) -> None:
         assert request.request_id not in self.requests, f"request {request.request_id} is here already"
@@ -154,6 +165,7 @@ class Engine:
     def _count_computed(self, request: Request, scheduled: ScheduledRequest) -> None:
         end = scheduled.start + len(scheduled.token_ids)
         request.num_computed_tokens = end
+        self.prefix_cache.publish(request)
         self.num_prompt_tokens_computed += max(0, min(end, request.num_prompt_tokens) - scheduled.start)
 
     def _append(self, request: Request, token_id: int) -> TokenOutput:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from workers.config import SchedulerConfig
 from workers.engine.block_manager import BlockManager
+from workers.engine.prefix_cache import PrefixCache
 from workers.request import Request, RequestStatus, SamplingParams
 
 
@@ -54,9 +55,10 @@ def share_tokens(remaining: Sequence[int], budget: int) -> list[int]:
 class Scheduler:
     """Owns every live request and its place: waiting, running, or waiting for KV from another worker."""
 
-    def __init__(self, config: SchedulerConfig, block_manager: BlockManager) -> None:
+    def __init__(self, config: SchedulerConfig, block_manager: BlockManager, prefix_cache: PrefixCache) -> None:
         self.config = config
         self.block_manager = block_manager
+        self.prefix_cache = prefix_cache
         # In order of arrival. Those that bring their KV with them (handed over) already have blocks.
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -67,20 +69,19 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         self.waiting.append(request)
 
-    def reserve(self, request: Request) -> None:
-        """Take the blocks of a request whose KV will come from elsewhere, and of one token more.
+    def try_reserve(self, request: Request) -> bool:
+        """Take the blocks of a request whose KV will come from elsewhere, and of one token more; False if not free now.
 
-        Raises OverloadedError when they are not free.
+        What is cached here need not come: num_computed_tokens says how far.
         """
-        request.block_table = self.block_manager.allocate(self.block_manager.blocks_for(request.num_tokens + 1))
+        if any(not r.block_table for r in self.waiting):
+            return False  # A preempted request waits for blocks of its own.
+        found = self.prefix_cache.find(request, request.num_tokens)
+        if not self._take_blocks(request, found, request.num_tokens + 1):
+            return False
         request.status = RequestStatus.WAITING_FOR_KV
         self.waiting_for_kv[request.request_id] = request
-
-    def can_reserve(self, num_tokens: int) -> bool:
-        """Whether a hand-off of `num_tokens` may come; not while a preempted request waits for blocks of its own."""
-        if any(not r.block_table for r in self.waiting):
-            return False
-        return self.block_manager.can_allocate(self.block_manager.blocks_for(num_tokens + 1), self._watermark())
+        return True
 
     def schedule(self) -> SchedulerOutput:
         self._admit()
@@ -127,12 +128,26 @@ class Scheduler:
             self._run(request)
         while self.waiting and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[0]
-            needed = self.block_manager.blocks_for(request.num_tokens)
-            if request.block_table or not self.block_manager.can_allocate(needed, self._watermark()):
+            # The last token is computed in any case: its logits are wanted.
+            found = self.prefix_cache.find(request, request.num_tokens - 1)
+            if request.block_table or not self._take_blocks(request, found, request.num_tokens):
                 break
             self.waiting.popleft()
-            request.block_table = self.block_manager.allocate(needed)
             self._run(request)
+
+    def _take_blocks(self, request: Request, found: list[int], num_tokens: int) -> bool:
+        """Give the request the blocks of its known prefix and new ones up to `num_tokens`, all or nothing."""
+        num_new = self.block_manager.blocks_for(num_tokens) - len(found)
+        if not self.block_manager.can_allocate(num_new, self._watermark(), keeping=found):
+            return False
+        self.block_manager.share(found)
+        request.block_table = found + self.block_manager.allocate(num_new)
+        request.num_computed_tokens = len(found) * self.block_manager.block_size
+        request.num_published_blocks = len(found)
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+            self.prefix_cache.count(request, request.num_computed_tokens)
+        return True
 
     def _run(self, request: Request) -> None:
         request.status = RequestStatus.RUNNING
@@ -153,7 +168,7 @@ class Scheduler:
     def _preempt(self, victim: Request) -> None:
         self.running.remove(victim)
         self.free(victim)
-        victim.num_computed_tokens = 0
+        victim.num_computed_tokens = victim.num_published_blocks = 0
         victim.status = RequestStatus.PREEMPTED
         self.num_preemptions += 1
         # Victims come latest first, so each goes before those preempted just before it.
