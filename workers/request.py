@@ -27,7 +27,7 @@ class RequestStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens. temperature 0 is greedy; top_k 0 and top_p 1 keep every token.
+    """How to choose tokens. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 keep every token.
 
     `max_tokens` None means: up to max_model_len; the router makes it a number before a worker sees it.
     `seed` None means: derived by the router from the request id.
@@ -40,10 +40,50 @@ class SamplingParams:
     max_tokens: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    # Keeps what is at least this fraction as likely as the likeliest.
+    min_p: float = 0.0
+    # Divides the logits of tokens in the prompt or the output (multiplies negative ones).
+    repetition_penalty: float = 1.0
+    # Taken off the logits of tokens in the output: once, and for each time that they are there.
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    # (token id, what is added to its logit), each id once.
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    # Before so many output tokens, neither EOS nor stop_token_ids are chosen.
+    min_tokens: int = 0
+    # How many of the likeliest tokens to show beside each output or prompt token, 0 included; None: nothing.
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokensSoFar:
+    """What penalties and min_tokens are functions of."""
+
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, of the model alone: before bias, penalties, temperature and filters.
+
+    `top_token_ids` are the likeliest, best first, equal ones by id; `rank` is the token's place in that order, from 1.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +115,12 @@ class TokenOutput:
     error_message: str = ""
     # Whose stream it goes to; not part of the message.
     router_id: str = ""
+    # One for each token, where SamplingParams asks for them.
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    # With output token 0: of the prompt's tokens from the second on, where asked for, and how many of all of them were
+    # not computed because their KV was known.
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +148,8 @@ class Request:
     unit_hashes: list[bytes] = field(default_factory=list)
     num_published_blocks: int = 0
     num_cached_tokens: int | None = None
+    # Of the prompt's computed tokens from the second on, where wanted.
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     # Place in the order of arrival at this engine, and times on the event loop's clock in seconds.
     arrival: int = 0
     arrived_s: float = 0.0
@@ -122,6 +170,18 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whoever computes output token 0 owes them: all prompt tokens are then computed, none taken from a cache."""
+        return self.params.prompt_logprobs is not None and not self.output_token_ids
+
+    @property
+    def tokens_so_far(self) -> TokensSoFar | None:
+        """None where the next token's choice does not depend on them."""
+        if self.params.penalised or self.num_output_tokens < self.params.min_tokens:
+            return TokensSoFar(self.prompt_token_ids, tuple(self.output_token_ids))
+        return None
 
     def tokens(self, start: int, end: int) -> Sequence[int]:
         """Token ids at positions [start, end)."""

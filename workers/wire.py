@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from protos import worker_pb2 as pb
-from workers.request import FinishReason, Request, SamplingParams, Timeline, TokenOutput
+from workers.request import FinishReason, Request, SamplingParams, Timeline, TokenLogprobs, TokenOutput
+
+_SCALAR_PARAMS = tuple(name for name in SamplingParams.__slots__ if name not in ("stop_token_ids", "logit_bias"))
 
 _REASON_TO_PB: dict[FinishReason | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_UNSPECIFIED,
@@ -24,22 +28,16 @@ def reason_from_pb(value: pb.FinishReason) -> FinishReason | None:
 
 
 def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
-    return pb.SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        seed=params.seed,
-        max_tokens=params.max_tokens,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-    )
+    scalars = {name: getattr(params, name) for name in _SCALAR_PARAMS}
+    return pb.SamplingParams(stop_token_ids=params.stop_token_ids, logit_bias=dict(params.logit_bias), **scalars)
 
 
 def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
     """Unset fields take SamplingParams' defaults."""
-    names = ("temperature", "top_p", "top_k", "seed", "max_tokens", "ignore_eos")
-    given = {name: getattr(message, name) for name in names if message.HasField(name)}
-    return SamplingParams(stop_token_ids=tuple(message.stop_token_ids), **given)
+    given = {name: getattr(message, name) for name in _SCALAR_PARAMS if message.HasField(name)}
+    return SamplingParams(
+        stop_token_ids=tuple(message.stop_token_ids), logit_bias=tuple(sorted(message.logit_bias.items())), **given
+    )
 
 
 def request_to_pb(request: Request) -> pb.Request:
@@ -49,6 +47,7 @@ def request_to_pb(request: Request) -> pb.Request:
         prompt_token_ids=request.prompt_token_ids,
         output_token_ids=request.output_token_ids,
         params=params_to_pb(request.params),
+        cache_salt=request.cache_salt,
     )
 
 
@@ -59,6 +58,7 @@ def request_from_pb(message: pb.Request) -> Request:
         prompt_token_ids=list(message.prompt_token_ids),
         output_token_ids=list(message.output_token_ids),
         params=params_from_pb(message.params),
+        cache_salt=message.cache_salt,
     )
 
 
@@ -70,6 +70,17 @@ def timeline_from_pb(message: pb.Timeline) -> Timeline:
     return Timeline(**{name: getattr(message, name) for name in Timeline.__slots__})
 
 
+def logprobs_to_pb(logprobs: Iterable[TokenLogprobs]) -> list[pb.TokenLogprobs]:
+    return [pb.TokenLogprobs(**{name: getattr(one, name) for name in TokenLogprobs.__slots__}) for one in logprobs]
+
+
+def logprobs_from_pb(messages: Iterable[pb.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(one.token_id, one.logprob, one.rank, tuple(one.top_token_ids), tuple(one.top_logprobs))
+        for one in messages
+    )
+
+
 def output_to_pb(output: TokenOutput) -> pb.TokenOutput:
     return pb.TokenOutput(
         request_id=output.request_id,
@@ -79,6 +90,9 @@ def output_to_pb(output: TokenOutput) -> pb.TokenOutput:
         timeline=timeline_to_pb(output.timeline) if output.timeline else None,
         error_type=output.error_type,
         error_message=output.error_message,
+        logprobs=logprobs_to_pb(output.logprobs),
+        prompt_logprobs=logprobs_to_pb(output.prompt_logprobs),
+        num_cached_tokens=output.num_cached_tokens,
     )
 
 
@@ -91,4 +105,7 @@ def output_from_pb(message: pb.TokenOutput) -> TokenOutput:
         timeline=timeline_from_pb(message.timeline) if message.HasField("timeline") else None,
         error_type=message.error_type,
         error_message=message.error_message,
+        logprobs=logprobs_from_pb(message.logprobs),
+        prompt_logprobs=logprobs_from_pb(message.prompt_logprobs),
+        num_cached_tokens=message.num_cached_tokens,
     )

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from workers.engine.scheduler import ScheduledRequest, SchedulerOutput
-from workers.request import SamplingParams
+from workers.engine.scheduler import PromptScores, ScheduledRequest, SchedulerOutput
+from workers.request import SamplingParams, TokensSoFar
 
 # Contexts of one group are padded to a multiple of this many blocks, so that similar lengths share an attention call.
 BUCKET_BLOCKS = 4
@@ -52,11 +52,15 @@ class StepBatch:
     slot_mapping: torch.Tensor  # [num_tokens]: block_id * block_size + offset
     decodes: tuple[DecodeGroup, ...]
     prefills: tuple[PrefillChunk, ...]
-    # Rows whose logits are wanted, with the index in the SchedulerOutput, params and position of the sampled token.
+    # Rows whose logits are wanted: first those that a token is sampled from, then those of prompt_scores.
     sample_rows: torch.Tensor
+    # Of each sampled token: the index in the SchedulerOutput, params, its position, and what penalties depend on.
     sample_index: tuple[int, ...]
     sample_params: tuple[SamplingParams, ...]
     sample_positions: tuple[int, ...]
+    sample_tokens: tuple[TokensSoFar | None, ...]
+    # With the index in the SchedulerOutput.
+    prompt_scores: tuple[tuple[int, PromptScores], ...]
 
 
 def build_batch(output: SchedulerOutput, block_size: int, dtype: torch.dtype, device: torch.device) -> StepBatch:
@@ -68,6 +72,9 @@ def build_batch(output: SchedulerOutput, block_size: int, dtype: torch.dtype, de
     ends = lengths.cumsum()
     positions = _positions(ordered, lengths, ends)
     sampled = [i for i, r in enumerate(ordered) if r.params is not None]
+    scored = [(i, r.prompt_scores) for i, r in enumerate(ordered) if r.prompt_scores]
+    starts = ends - lengths
+    scored_rows = [starts[i] + np.arange(len(scores.token_ids)) for i, scores in scored]
     return StepBatch(
         token_ids=torch.tensor([token for r in ordered for token in r.token_ids], device=device),
         positions=torch.from_numpy(positions).to(device),
@@ -80,10 +87,12 @@ def build_batch(output: SchedulerOutput, block_size: int, dtype: torch.dtype, de
             _prefill_chunk(ordered[i], int(ends[i]), block_size, dtype, device)
             for i in range(num_decodes, len(ordered))
         ),
-        sample_rows=torch.from_numpy(ends[sampled] - 1).to(device),
+        sample_rows=torch.from_numpy(np.concatenate([ends[sampled] - 1, *scored_rows])).to(device),
         sample_index=tuple(order[i] for i in sampled),
         sample_params=tuple(r.params for r in ordered if r.params is not None),
         sample_positions=tuple(ordered[i].start + len(ordered[i].token_ids) for i in sampled),
+        sample_tokens=tuple(ordered[i].tokens_so_far for i in sampled),
+        prompt_scores=tuple((order[i], scores) for i, scores in scored),
     )
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from workers.config import CacheConfig, SchedulerConfig
 from workers.engine.block_manager import BlockManager
-from workers.engine.executor import Executor
+from workers.engine.executor import Executor, StepResult
 from workers.engine.prefix_cache import PrefixCache
 from workers.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from workers.errors import OverloadedError
-from workers.request import FinishReason, Request, Timeline, TokenOutput, finish_reason_of
+from workers.request import FinishReason, Request, Timeline, TokenLogprobs, TokenOutput, finish_reason_of
 
 
 class Engine:
@@ -100,14 +101,14 @@ class Engine:
         self.max_num_running = max(self.max_num_running, len(batch.requests))
         self._stamp_scheduled()
         try:
-            sampled = await self.executor.execute(batch)
+            results = await self.executor.execute(batch)
         finally:
             self._in_step = {}
             for request in self._ended_in_step:
                 self._free(request)
             self._ended_in_step = []
         self.num_steps += 1
-        return self._update(step, batch, sampled)
+        return self._update(step, batch, results)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is free or owned by one request, running, waiting or held."""
@@ -150,16 +151,19 @@ class Engine:
                 request.scheduled_s = now
 
     def _update(
-        self, step: dict[str, Request], batch: SchedulerOutput, sampled: Sequence[int | None]
+        self, step: dict[str, Request], batch: SchedulerOutput, results: Sequence[StepResult]
     ) -> list[TokenOutput]:
         outputs = []
-        for scheduled, token_id in zip(batch.requests, sampled, strict=True):
+        for scheduled, result in zip(batch.requests, results, strict=True):
             request = step[scheduled.request_id]
             if self.requests.get(request.request_id) is not request:
                 continue  # Ended while the step ran; another may already bear its id.
             self._count_computed(request, scheduled)
-            if token_id is not None:
-                outputs.append(self._append(request, token_id))
+            if scheduled.prompt_scores is not None:
+                # What a preempted request is computed anew takes the place of what it had.
+                request.prompt_logprobs[scheduled.start :] = result.prompt_logprobs
+            if result.token_id is not None:
+                outputs.append(self._append(request, result.token_id, result.logprobs))
         return outputs
 
     def _count_computed(self, request: Request, scheduled: ScheduledRequest) -> None:
@@ -168,7 +172,7 @@ class Engine:
         self.prefix_cache.publish(request)
         self.num_prompt_tokens_computed += max(0, min(end, request.num_prompt_tokens) - scheduled.start)
 
-    def _append(self, request: Request, token_id: int) -> TokenOutput:
+    def _append(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> TokenOutput:
         index = request.num_output_tokens
         request.output_token_ids.append(token_id)
         self.num_output_tokens += 1
@@ -179,7 +183,16 @@ class Engine:
         timeline = _timeline(request) if reason or ends_here else None
         if reason or ends_here:
             self._finish(request, reason)
-        return TokenOutput(request.request_id, index, (token_id,), reason, timeline, router_id=request.router_id)
+        output = TokenOutput(
+            request.request_id,
+            index,
+            (token_id,),
+            reason,
+            timeline,
+            router_id=request.router_id,
+            logprobs=(logprobs,) if logprobs else (),
+        )
+        return output if index else _with_prompt(output, request)
 
     def _finish(self, request: Request, reason: FinishReason | None) -> None:
         del self.requests[request.request_id]
@@ -197,6 +210,12 @@ class Engine:
         else:
             self.scheduler.free(request)
             self._work.set()
+
+
+def _with_prompt(output: TokenOutput, request: Request) -> TokenOutput:
+    """Output token 0, which also tells what is known of the prompt."""
+    logprobs, request.prompt_logprobs = tuple(request.prompt_logprobs), []
+    return replace(output, prompt_logprobs=logprobs, num_cached_tokens=request.num_cached_tokens or 0)
 
 
 def _now() -> float:

@@ -5,13 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from workers.engine.scheduler import SchedulerOutput
 from workers.kv_transfer.layout import KVLayout
+from workers.request import TokenLogprobs
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one request got from a step: the sampled token, None where none was asked for, and logprobs if asked for."""
+
+    token_id: int | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Runner(Protocol):
@@ -22,8 +33,8 @@ class Runner(Protocol):
     max_model_len: int
     eos_token_ids: frozenset[int]
 
-    def execute(self, batch: SchedulerOutput) -> list[int | None]:
-        """Compute one step; the sampled token of each request, None where none was asked for."""
+    def execute(self, batch: SchedulerOutput) -> list[StepResult]:
+        """Compute one step; one result for each request, in their order."""
 
     def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
         """A copy of the KV in `slots`: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_dim]."""
@@ -40,7 +51,7 @@ class Executor:
         self._step_thread = ThreadPoolExecutor(1, thread_name_prefix="step")
         self._copy_thread = ThreadPoolExecutor(1, thread_name_prefix="kv-copy")
 
-    async def execute(self, batch: SchedulerOutput) -> list[int | None]:
+    async def execute(self, batch: SchedulerOutput) -> list[StepResult]:
         return await self._run(self._step_thread, lambda: self.runner.execute(batch))
 
     async def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:

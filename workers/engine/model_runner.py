@@ -5,27 +5,31 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from workers.config import EngineConfig
-from workers.engine.batch import build_batch
-from workers.engine.executor import Buffer
+from workers.engine.batch import StepBatch, build_batch
+from workers.engine.executor import Buffer, StepResult
 from workers.engine.kv_pool import KVPool, num_pool_blocks
 from workers.engine.scheduler import SchedulerOutput
 from workers.errors import ConfigError
 from workers.kv_transfer.layout import KVLayout
+from workers.layers.logprobs import first_of_top, token_logprobs
 from workers.layers.sampler import sample
 from workers.models.architecture import ArchitectureConfig, read_architecture
 from workers.models.loader import Weights, open_weights, weight_files
 from workers.models.registry import MODELS
 from workers.models.resolve import resolve_model
+from workers.request import TokenLogprobs
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _SAMPLE_BYTES = 1 << 20
+_NOTHING = StepResult()
 _log = logging.getLogger(__name__)
 
 
@@ -57,20 +61,40 @@ class ModelRunner:
         _log.info("loaded %s in %s: %d blocks of %d", path.name, self.layout.dtype, self.num_blocks, config.block_size)
 
     @torch.inference_mode()
-    def execute(self, batch: SchedulerOutput) -> list[int | None]:
-        """Compute one step; the sampled token of each request, None where none was asked for."""
+    def execute(self, batch: SchedulerOutput) -> list[StepResult]:
+        """Compute one step; one result for each request, in their order."""
         step = build_batch(batch, self.layout.block_size, self._dtype, self._device)
         logits = self._model.forward(step, self._pool.tensor)
-        tokens: list[int | None] = [None] * len(batch.requests)
-        for i, token in zip(step.sample_index, sample(logits, step.sample_params, step.sample_positions), strict=True):
-            tokens[i] = token
-        return tokens
+        results = [_NOTHING] * len(batch.requests)
+        for i, result in self._sample(step, logits[: len(step.sample_index)]):
+            results[i] = result
+        for i, prompt_logprobs in _score_prompts(step, logits[len(step.sample_index) :]):
+            results[i] = replace(results[i], prompt_logprobs=prompt_logprobs)
+        return results
+
+    def _sample(self, step: StepBatch, logits: torch.Tensor) -> Iterator[tuple[int, StepResult]]:
+        params = step.sample_params
+        tokens = sample(logits, params, step.sample_positions, step.sample_tokens, self.eos_token_ids)
+        shown = [row for row, p in enumerate(params) if p.logprobs is not None]
+        num_top = max((params[row].logprobs or 0 for row in shown), default=0)
+        scores = iter(token_logprobs(logits[shown], [tokens[row] for row in shown], num_top) if shown else ())
+        for i, token, p in zip(step.sample_index, tokens, params, strict=True):
+            logprobs = None if p.logprobs is None else first_of_top(next(scores), p.logprobs)
+            yield i, StepResult(token, logprobs)
 
     def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
         return self._pool.read(slots, layer_start, layer_end)
 
     def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
         self._pool.write(slots, layer_start, layer_end, payload)
+
+
+def _score_prompts(step: StepBatch, logits: torch.Tensor) -> Iterator[tuple[int, tuple[TokenLogprobs, ...]]]:
+    row = 0
+    for i, scores in step.prompt_scores:
+        end = row + len(scores.token_ids)
+        yield i, tuple(token_logprobs(logits[row:end], scores.token_ids, scores.num_top))
+        row = end
 
 
 def _device(config: EngineConfig) -> torch.device:

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from workers.config import SchedulerConfig
 from workers.engine.block_manager import BlockManager
 from workers.engine.prefix_cache import PrefixCache
-from workers.request import Request, RequestStatus, SamplingParams
+from workers.request import Request, RequestStatus, SamplingParams, TokensSoFar
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Logprobs wanted of the prompt tokens at [start + 1, start + 1 + len(token_ids)) of a ScheduledRequest."""
+
+    token_ids: Sequence[int]
+    num_top: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,9 @@ class ScheduledRequest:
     block_table: Sequence[int]
     # Set when the step reaches the request's last token: sample the one at position start + len(token_ids).
     params: SamplingParams | None
+    # Set where `params` make that token depend on them.
+    tokens_so_far: TokensSoFar | None = None
+    prompt_scores: PromptScores | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +139,9 @@ class Scheduler:
             self._run(request)
         while self.waiting and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[0]
-            # The last token is computed in any case: its logits are wanted.
-            found = self.prefix_cache.find(request, request.num_tokens - 1)
+            # The last token is computed in any case: its logits are wanted. So may be those of the whole prompt.
+            usable = 0 if request.wants_prompt_logprobs else request.num_tokens - 1
+            found = self.prefix_cache.find(request, usable)
             if request.block_table or not self._take_blocks(request, found, request.num_tokens):
                 break
             self.waiting.popleft()
@@ -178,10 +190,20 @@ class Scheduler:
 def _scheduled(request: Request, num_new_tokens: int) -> ScheduledRequest:
     start = request.num_computed_tokens
     end = start + num_new_tokens
+    samples = end == request.num_tokens
     return ScheduledRequest(
         request_id=request.request_id,
         token_ids=request.tokens(start, end),
         start=start,
         block_table=tuple(request.block_table),
-        params=request.params if end == request.num_tokens else None,
+        params=request.params if samples else None,
+        tokens_so_far=request.tokens_so_far if samples else None,
+        prompt_scores=_prompt_scores(request, start, end),
     )
+
+
+def _prompt_scores(request: Request, start: int, end: int) -> PromptScores | None:
+    if not request.wants_prompt_logprobs:
+        return None
+    assert request.params.prompt_logprobs is not None
+    return PromptScores(request.prompt_token_ids[start + 1 : end + 1], request.params.prompt_logprobs)

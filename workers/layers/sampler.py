@@ -6,35 +6,65 @@ nothing but the row's own logits, and small changes of these move it only across
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 
 import torch
 
+from workers.layers.logits_processors import process_logits
 from workers.random import uniform
-from workers.request import SamplingParams
+from workers.request import SamplingParams, TokensSoFar
 
 # Candidates tried for top_p before sorting the whole vocabulary, which takes 20 times as long.
 _NUCLEUS_CANDIDATES = 256
 
 
-def sample(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
-    """One token a row of `logits` [num_rows, vocab_size]; `positions` are those of the tokens to be sampled."""
-    drawn = [i for i, p in enumerate(params) if not p.greedy]
-    if not drawn:
+def sample(
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    tokens_so_far: Sequence[TokensSoFar | None] = (),
+    eos_token_ids: Collection[int] = (),
+) -> list[int]:
+    """One token a row of `logits` [num_rows, vocab_size]; `positions` are those of the tokens to be sampled.
+
+    `tokens_so_far`: of the rows whose Request.tokens_so_far says that they matter. The order is vLLM's: logit_bias,
+    penalties, min_tokens, temperature, min_p, top_k, top_p.
+    """
+    tokens_so_far = tokens_so_far or [None] * len(params)
+    plain = [p.greedy and not p.logit_bias and known is None for p, known in zip(params, tokens_so_far, strict=True)]
+    if all(plain):
         return logits.argmax(dim=-1).tolist()
     tokens = [0] * len(params)
-    greedy = [i for i, p in enumerate(params) if p.greedy]
-    for i, token in zip(greedy, logits[greedy].argmax(dim=-1).tolist() if greedy else (), strict=True):
-        tokens[i] = token
-    chosen = _draw(logits[drawn].float(), [params[i] for i in drawn], [positions[i] for i in drawn])
-    for i, token in zip(drawn, chosen, strict=True):
-        tokens[i] = token
+    rows = [row for row, is_plain in enumerate(plain) if is_plain]
+    _fill(tokens, rows, logits[rows].argmax(dim=-1).tolist() if rows else ())
+    rows = [row for row, is_plain in enumerate(plain) if not is_plain]
+    own_params = [params[row] for row in rows]
+    own_logits = logits[rows].float()
+    process_logits(own_logits, own_params, [tokens_so_far[row] for row in rows], eos_token_ids)
+    _fill(tokens, rows, _choose(own_logits, own_params, [positions[row] for row in rows]))
+    return tokens
+
+
+def _fill(tokens: list[int], rows: Sequence[int], chosen: Sequence[int]) -> None:
+    for row, token in zip(rows, chosen, strict=True):
+        tokens[row] = token
+
+
+def _choose(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+    drawn = [row for row, p in enumerate(params) if not p.greedy]
+    if len(drawn) == len(params):
+        return _draw(logits, params, positions)
+    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    if drawn:
+        _fill(tokens, drawn, _draw(logits[drawn], [params[row] for row in drawn], [positions[row] for row in drawn]))
     return tokens
 
 
 def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
     # From the largest down, so that no temperature overflows.
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / _column([p.temperature for p in params], logits)
+    _keep_min_p(logits, params)
     _keep_top_k(logits, params)
     probs = torch.softmax(logits, dim=-1)
     _keep_top_p(probs, params)
@@ -48,6 +78,13 @@ def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Seq
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
+
+
+def _keep_min_p(logits: torch.Tensor, params: Sequence[SamplingParams]) -> None:
+    """Drop, in place, what is less than min_p as likely as the likeliest; `logits` has 0 for that one."""
+    if any(p.min_p > 0.0 for p in params):
+        borders = _column([math.log(p.min_p) if p.min_p > 0.0 else float("-inf") for p in params], logits)
+        logits.masked_fill_(logits < borders, float("-inf"))
 
 
 def _keep_top_k(logits: torch.Tensor, params: Sequence[SamplingParams]) -> None:

@@ -31,12 +31,12 @@ class Llama:
         weights.require_all_taken()
 
     def forward(self, batch: StepBatch, kv_cache: torch.Tensor) -> torch.Tensor:
-        """Logits [num_sample_rows, vocab_size]; writes the KV of every row. kv_cache: [num_layers, 2, ...]."""
+        """Logits [len(sample_rows), vocab_size]; writes the KV of every row. kv_cache: [num_layers, 2, ...]."""
         x = functional.embedding(batch.token_ids, self._embedding)
         angles = self._rotary.angles(batch.positions, x.dtype)
         for layer, layer_cache in zip(self._layers, kv_cache.unbind(), strict=True):
             layer(x, angles, layer_cache, batch)
-        if not batch.sample_index:
+        if not len(batch.sample_rows):
             return x.new_empty((0, self._vocab_size))
         return self._head(self._norm(x[batch.sample_rows]))
 

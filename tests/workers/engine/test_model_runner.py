@@ -32,7 +32,8 @@ def make_runner(folder: Path, **changes: Any) -> ModelRunner:
 
 
 def step(runner: Runner, *requests: ScheduledRequest) -> list[int | None]:
-    return runner.execute(SchedulerOutput(requests, sum(len(r.token_ids) for r in requests)))
+    results = runner.execute(SchedulerOutput(requests, sum(len(r.token_ids) for r in requests)))
+    return [result.token_id for result in results]
 
 
 def generate(
@@ -141,7 +142,8 @@ def test_sampled_tokens_depend_on_seed_and_position_only(folder: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_kv_moves_bit_for_bit_between_runners(folder: Path, dtype: str) -> None:
-    sender, receiver = make_runner(folder, dtype=dtype), make_runner(folder, dtype=dtype, block_size=8)
+    sender = make_runner(folder, dtype=dtype)
+    receiver = make_runner(folder, dtype=dtype, block_size=8, hash_block_size=8)
     prompt = list(range(3, 43))
     want = generate(sender, prompt, [6, 1, 3], 4)
     slots = [block * 16 + i for block in (6, 1, 3) for i in range(16)][:40]
@@ -199,7 +201,7 @@ def test_the_fingerprint_tells_weights_and_dtypes_apart_but_not_places(folder: P
     other = write_folder(tmp_path / "other", TinyLlama(seed=1))
     base = make_runner(folder).layout.fingerprint
     assert make_runner(same).layout.fingerprint == base
-    assert make_runner(same, block_size=8).layout.fingerprint == base
+    assert make_runner(same, block_size=8, hash_block_size=8).layout.fingerprint == base
     assert make_runner(same, dtype="bfloat16").layout.fingerprint != base
     assert make_runner(other).layout.fingerprint != base
     one_bit = TinyLlama().tensors()
