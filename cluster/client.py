@@ -8,29 +8,47 @@ with Client() as client:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, closing
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 import grpc
 import grpc.aio
 
+from cluster.records import (
+    Chunk,
+    Completion,
+    Options,
+    Prompt,
+    Sampling,
+    Usage,
+    build_request,
+    chunk_from_pb,
+    completion_of,
+)
 from protos import router_pb2 as pb
-from protos import worker_pb2
 from protos.router_pb2_grpc import RouterServiceStub
-from workers.errors import InvalidRequestError, KVFerryError, UnavailableError
-from workers.request import FinishReason, Timeline
+from workers.errors import KVFerryError, UnavailableError
 from workers.rpc import error_from_rpc
-from workers.wire import reason_from_pb, timeline_from_pb
 
 if TYPE_CHECKING:
     from protos.router_pb2_grpc import RouterServiceAsyncStub
 
+__all__ = [
+    "DEFAULT_TARGET",
+    "AsyncClient",
+    "Chunk",
+    "Client",
+    "Completion",
+    "Options",
+    "Prompt",
+    "Sampling",
+    "Usage",
+    "completion_of",
+]
+
 DEFAULT_TARGET = "127.0.0.1:8001"
-# A string, token ids, or the messages of a chat, each {"role": ..., "content": ...}.
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 _STATUS_TIMEOUT_S = 10.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -38,117 +56,6 @@ _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.primary_user_agent", "kvferry"),
 )
-
-
-class Sampling(TypedDict, total=False):
-    """How to choose tokens; what is not given takes the router's default. temperature 0 is greedy."""
-
-    max_tokens: int | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    seed: int | None
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool | None
-
-
-class Options(Sampling, total=False):
-    # Empty: the only model served.
-    model: str
-    # Empty: the router chooses one.
-    request_id: str
-    # None: as long as it takes.
-    timeout_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    num_prompt_tokens: int
-    num_completion_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of the answer: output tokens [index, index + len(token_ids)). The last has all that follows `text`."""
-
-    request_id: str
-    index: int
-    token_ids: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason | None = None
-    usage: Usage | None = None
-    timeline: Timeline | None = None
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    request_id: str
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    usage: Usage
-    timeline: Timeline
-    ttft_s: float
-    tpot_s: float
-
-
-def build_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
-    """Raises InvalidRequestError for a prompt or a parameter that cannot be sent."""
-    known = Options.__optional_keys__
-    if unknown := options.keys() - known:
-        raise InvalidRequestError(f"unknown parameter {min(unknown)!r}; known: {', '.join(sorted(known))}")
-    fields = {key: value for key, value in options.items() if key in Sampling.__annotations__ and value is not None}
-    try:
-        request = pb.GenerateRequest(
-            request_id=options.get("request_id", ""),
-            model=options.get("model", ""),
-            params=worker_pb2.SamplingParams(**fields),  # type: ignore[arg-type]
-        )
-        _set_prompt(request, prompt)
-    except (TypeError, ValueError) as exc:
-        raise InvalidRequestError(f"the request cannot be sent: {exc}") from None
-    return request
-
-
-def _set_prompt(request: pb.GenerateRequest, prompt: Prompt) -> None:
-    if isinstance(prompt, str):
-        request.text = prompt
-    elif all(isinstance(item, int) for item in prompt):
-        request.token_ids.token_ids.extend(prompt)  # type: ignore[arg-type]
-        request.token_ids.SetInParent()
-    elif all(isinstance(item, Mapping) for item in prompt):
-        request.messages.messages.extend(pb.ChatMessage(**item) for item in prompt)  # type: ignore[arg-type]
-    else:
-        raise TypeError("prompt must be text, token ids, or chat messages {'role': ..., 'content': ...}")
-
-
-def chunk_from_pb(message: pb.GenerateResponse) -> Chunk:
-    reason = reason_from_pb(message.finish_reason)
-    chunk = (message.request_id, message.index, tuple(message.token_ids), message.text)
-    if reason is None:
-        return Chunk(*chunk)
-    usage = Usage(message.usage.num_prompt_tokens, message.usage.num_completion_tokens)
-    return Chunk(*chunk, reason, usage, timeline_from_pb(message.timeline), message.ttft_s, message.tpot_s)
-
-
-def completion_of(chunks: Sequence[Chunk]) -> Completion:
-    """The whole answer of a stream that was read to its end."""
-    last = chunks[-1]
-    assert last.finish_reason
-    assert last.usage
-    assert last.timeline
-    return Completion(
-        request_id=last.request_id,
-        text="".join(chunk.text for chunk in chunks),
-        token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
-        finish_reason=last.finish_reason,
-        usage=last.usage,
-        timeline=last.timeline,
-        ttft_s=last.ttft_s or 0.0,
-        tpot_s=last.tpot_s or 0.0,
-    )
 
 
 def _require_end(chunk: Chunk | None) -> None:

@@ -9,10 +9,11 @@ from contextlib import aclosing
 import grpc.aio
 
 from protos import router_pb2, router_pb2_grpc
-from router.text import Prompt, TextChunk, TextRequest, TextService, new_request_id
+from router.answer import TextChunk, TextOptions, TextRequest
+from router.text import Prompt, TextService, new_request_id
 from workers.errors import InvalidRequestError, KVFerryError
 from workers.rpc import abort_with
-from workers.wire import params_from_pb, reason_to_pb, timeline_to_pb
+from workers.wire import logprobs_to_pb, params_from_pb, reason_to_pb, timeline_to_pb
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,16 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     def _prepare(self, request: router_pb2.GenerateRequest) -> TextRequest:
         self._text.model_name(request.model)
         request_id = request.request_id or new_request_id("gen")
-        return self._text.prepare(_prompt(request), params_from_pb(request.params), request_id)
+        return self._text.prepare(_prompt(request), params_from_pb(request.params), request_id, _options(request))
+
+
+def _options(request: router_pb2.GenerateRequest) -> TextOptions:
+    return TextOptions(
+        stops=tuple(request.stop),
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
+        cache_salt=request.cache_salt,
+    )
 
 
 def _prompt(request: router_pb2.GenerateRequest) -> Prompt:
@@ -65,13 +75,19 @@ def _prompt(request: router_pb2.GenerateRequest) -> Prompt:
 
 def _response(request_id: str, chunk: TextChunk) -> router_pb2.GenerateResponse:
     response = router_pb2.GenerateResponse(
-        request_id=request_id, index=chunk.index, token_ids=chunk.token_ids, text=chunk.text
+        request_id=request_id,
+        index=chunk.index,
+        token_ids=chunk.token_ids,
+        text=chunk.text,
+        logprobs=logprobs_to_pb(chunk.logprobs),
+        prompt_logprobs=logprobs_to_pb(chunk.prompt_logprobs),
     )
     if chunk.finish_reason is None:
         return response
     response.finish_reason = reason_to_pb(chunk.finish_reason)
     response.usage.num_prompt_tokens = chunk.num_prompt_tokens
     response.usage.num_completion_tokens = chunk.num_completion_tokens
+    response.usage.num_cached_tokens = chunk.num_cached_tokens
     response.ttft_s, response.tpot_s = chunk.ttft_s, chunk.tpot_s
     if chunk.timeline is not None:
         response.timeline.CopyFrom(timeline_to_pb(chunk.timeline))

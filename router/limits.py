@@ -11,6 +11,10 @@ from workers.errors import InvalidRequestError
 from workers.request import SamplingParams
 
 MAX_NUM_STOPS = 4
+# vLLM's, and OpenAI's for chats.
+MAX_LOGPROBS = 20
+MAX_BIAS = 100.0
+MAX_SALT_CHARS = 512
 _MAX_INT32 = 2**31 - 1
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 # Below it a division of logits overflows; vLLM's limit too.
@@ -45,7 +49,8 @@ class Limits:
     ) -> SamplingParams:
         """Checked, and with max_tokens a number; `param` names the prompt's field."""
         check_sampling(params)
-        self._check_stop_token_ids(params.stop_token_ids)
+        self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        self._check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
         room = self.max_model_len - num_prompt_tokens
         max_tokens = params.max_tokens
         if max_tokens is None:
@@ -56,6 +61,9 @@ class Limits:
                 f"max_tokens), so lower max_tokens to {room}, or",
                 param,
             )
+        _require(
+            0 <= params.min_tokens <= max_tokens, "min_tokens", params.min_tokens, f"0 to max_tokens ({max_tokens})"
+        )
         return replace(
             params,
             max_tokens=max_tokens,
@@ -64,12 +72,11 @@ class Limits:
             seed=None if params.seed is None else params.seed % 2**64,
         )
 
-    def _check_stop_token_ids(self, token_ids: Sequence[int]) -> None:
+    def _check_token_ids(self, param: str, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
             if not 0 <= token_id < self.vocab_size:
                 raise InvalidRequestError(
-                    f"stop_token_ids has {token_id}; the model's ids are 0 to {self.vocab_size - 1}",
-                    param="stop_token_ids",
+                    f"{param} has {token_id}; the model's ids are 0 to {self.vocab_size - 1}", param=param
                 )
 
 
@@ -84,8 +91,34 @@ def check_sampling(params: SamplingParams) -> None:
     _require(-1 <= params.top_k <= _MAX_INT32, "top_k", params.top_k, "at least 1, or 0 or -1 to keep all")
     if params.max_tokens is not None:
         _require(params.max_tokens >= 1, "max_tokens", params.max_tokens, "at least 1")
+    _check_penalties(params)
+    _require(0 <= params.min_p <= 1, "min_p", params.min_p, "0 (keeps all) to 1")
+    for token_id, bias in params.logit_bias:
+        _require(-MAX_BIAS <= bias <= MAX_BIAS, "logit_bias", f"{bias} for token {token_id}", "-100 to 100")
+    check_num_logprobs("logprobs", params.logprobs)
+    check_num_logprobs("prompt_logprobs", params.prompt_logprobs)
     if params.seed is not None:
         _require(-(2**63) <= params.seed < 2**64, "seed", params.seed, "a 64-bit integer")
+
+
+def _check_penalties(params: SamplingParams) -> None:
+    penalty = params.repetition_penalty
+    _require(math.isfinite(penalty) and penalty > 0, "repetition_penalty", penalty, "above 0 (1 changes nothing)")
+    for name in ("presence_penalty", "frequency_penalty"):
+        value = getattr(params, name)
+        _require(-2 <= value <= 2, name, value, "-2 to 2 (0 changes nothing)")
+
+
+def check_num_logprobs(param: str, count: int | None) -> None:
+    if count is not None:
+        _require(0 <= count <= MAX_LOGPROBS, param, count, f"0 to {MAX_LOGPROBS}")
+
+
+def check_cache_salt(salt: str) -> None:
+    is_text = not any("\ud800" <= char <= "\udfff" for char in salt)
+    _require(
+        is_text and len(salt) <= MAX_SALT_CHARS, "cache_salt", f"{salt[:40]!r}", f"up to {MAX_SALT_CHARS} characters"
+    )
 
 
 def check_stops(stops: Sequence[str]) -> None:

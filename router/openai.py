@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
@@ -13,12 +13,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
+from router.answer import TextChunk, TextRequest
 from router.http_answers import RequestIds, WatchedResponse, add_error_handlers, read_json, retry_headers, send_events
 from router.merge import merge
+from router.openai_logprobs import NO_LOGPROBS, LogprobsWanted, Scribe, prompt_logprobs
 from router.openai_schema import ChatBody, CompletionBody
 from router.openai_wire import DONE, ChatShape, Choice, CompletionShape
-from router.text import TextChunk, TextRequest, TextService
-from workers.request import FinishReason
+from router.text import TextService
+from workers.request import FinishReason, TokenLogprobs
+from workers.tokenizer import Tokenizer
 
 
 class Readiness(Protocol):
@@ -35,8 +38,20 @@ class _Job:
     include_usage: bool = False
     # What each choice's text begins with.
     echoes: Sequence[str] = ()
-    # Nothing is generated.
+    # Nothing is generated, or shown of what is.
     echo_only: bool = False
+    wanted: LogprobsWanted = NO_LOGPROBS
+
+    def scribe(self, index: int, tokenizer: Tokenizer) -> Scribe | None:
+        if self.wanted.logprobs is None:
+            return None
+        return self.shape.scribe(tokenizer, self.wanted.logprobs, self.requests[index].options.skip_special_tokens)
+
+    def echo(self, index: int, scribe: Scribe | None, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        """The logprobs of an echoed prompt."""
+        if scribe is None or not self.echoes:
+            return None
+        return scribe.echo(self.echoes[index], self.requests[index].prompt_token_ids, logprobs)
 
 
 def build_app(text: TextService, pool: Readiness) -> FastAPI:
@@ -56,15 +71,16 @@ def _add_generation(app: FastAPI, text: TextService) -> None:
         shape = CompletionShape(request.state.request_id, text.model_name(body.model))
         requests = _completion_requests(text, body, request.state.request_id)
         echoes = _echoes(text, body) if body.echo else ()
-        return _respond(text, _Job(requests, shape, body.include_usage, echoes, body.echo_only), bool(body.stream))
+        job = _Job(requests, shape, body.include_usage, echoes, body.echo_only, body.wanted())
+        return _respond(text, job, bool(body.stream))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = ChatBody.parse(await read_json(request))
         request_id = request.state.request_id
         shape = ChatShape(request_id, text.model_name(body.model))
-        chat = text.prepare(body.prompt(), body.sampling_params(), request_id, body.stops)
-        return _respond(text, _Job([chat], shape, body.include_usage), bool(body.stream))
+        chat = text.prepare(body.prompt(), body.sampling_params(), request_id, body.options())
+        return _respond(text, _Job([chat], shape, body.include_usage, wanted=body.wanted()), bool(body.stream))
 
 
 def _add_models(app: FastAPI, text: TextService) -> None:
@@ -102,16 +118,14 @@ def _add_probes(app: FastAPI, text: TextService, pool: Readiness) -> None:
 
 def _completion_requests(text: TextService, body: CompletionBody, request_id: str) -> list[TextRequest]:
     """Every prompt is checked before any is started."""
-    prompts, params = body.prompts(), body.sampling_params()
+    prompts, params, options = body.prompts(), body.sampling_params(), body.options()
     ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{at}" for at in range(len(prompts))]
-    return [
-        text.prepare(prompt, params, one, body.stops, body.default_max_tokens)
-        for prompt, one in zip(prompts, ids, strict=True)
-    ]
+    return [text.prepare(prompt, params, one, options) for prompt, one in zip(prompts, ids, strict=True)]
 
 
 def _echoes(text: TextService, body: CompletionBody) -> list[str]:
-    return [prompt if isinstance(prompt, str) else text.tokenizer.decode(prompt) for prompt in body.prompts()]
+    skip = body.options().skip_special_tokens
+    return [prompt if isinstance(prompt, str) else text.tokenizer.decode(prompt, skip) for prompt in body.prompts()]
 
 
 def _respond(text: TextService, job: _Job, stream: bool) -> Response:
@@ -120,6 +134,8 @@ def _respond(text: TextService, job: _Job, stream: bool) -> Response:
         async with aclosing(_chunks(text, job)) as chunks:
             async for index, chunk in chunks:
                 answers[index].add(chunk)
+        for index, answer in enumerate(answers):
+            _show_logprobs(answer, index, job, text.tokenizer)
         return JSONResponse(job.shape.whole(answers))
 
     async def streamed(send: Send) -> None:
@@ -128,13 +144,29 @@ def _respond(text: TextService, job: _Job, stream: bool) -> Response:
     return WatchedResponse(streamed if stream else whole)
 
 
+def _show_logprobs(answer: Choice, index: int, job: _Job, tokenizer: Tokenizer) -> None:
+    if job.wanted.prompt_logprobs is not None:
+        answer.prompt_logprobs = prompt_logprobs(tokenizer, answer.prompt_scores, job.wanted.prompt_logprobs)
+    scribe = job.scribe(index, tokenizer)
+    if scribe is not None:
+        echo, said = job.echo(index, scribe, answer.prompt_scores), scribe.piece(answer.scores)
+        answer.logprobs = {key: echo[key] + values for key, values in said.items()} if echo else said
+
+
 async def _events(text: TextService, job: _Job) -> AsyncGenerator[bytes, None]:
     pieces = [job.shape.pieces(index, job.include_usage) for index in range(len(job.requests))]
-    starts = {index: piece.start(job.echoes[index] if job.echoes else "") for index, piece in enumerate(pieces)}
+    scribes = [job.scribe(index, text.tokenizer) for index in range(len(job.requests))]
     answers = [Choice() for _ in job.requests]
+    silent = set(range(len(job.requests)))
     async with aclosing(_chunks(text, job)) as chunks:
         async for index, chunk in chunks:
-            yield starts.pop(index, b"") + pieces[index].event(chunk.text, chunk.finish_reason)
+            scribe, start = scribes[index], b""
+            if index in silent:
+                silent.remove(index)
+                echo = job.echo(index, scribe, chunk.prompt_logprobs)
+                start = pieces[index].start(job.echoes[index] if job.echoes else "", echo)
+            logprobs = scribe.piece(chunk.logprobs) if scribe and chunk.logprobs else None
+            yield start + pieces[index].event(chunk.text, chunk.finish_reason, logprobs)
             if chunk.finish_reason is not None:
                 answers[index].add(chunk)
     if job.include_usage:
@@ -144,15 +176,28 @@ async def _events(text: TextService, job: _Job) -> AsyncGenerator[bytes, None]:
 
 async def _chunks(text: TextService, job: _Job) -> AsyncGenerator[tuple[int, TextChunk], None]:
     """The choices' pieces as they come."""
-    if job.echo_only:
+
+    def stream(request: TextRequest) -> AsyncGenerator[TextChunk, None]:
+        return _without_output(text.stream(request)) if job.echo_only else text.stream(request)
+
+    if job.echo_only and job.wanted == NO_LOGPROBS:
         for index, request in enumerate(job.requests):
             num_prompt_tokens = len(request.prompt_token_ids)
             yield index, TextChunk(0, (), "", FinishReason.LENGTH, num_prompt_tokens=num_prompt_tokens)
     elif len(job.requests) == 1:
-        async with aclosing(text.stream(job.requests[0])) as chunks:
+        async with aclosing(stream(job.requests[0])) as chunks:
             async for chunk in chunks:
                 yield 0, chunk
     else:
-        async with aclosing(merge([text.stream(request) for request in job.requests])) as merged:
+        async with aclosing(merge([stream(request) for request in job.requests])) as merged:
             async for item in merged:
                 yield item
+
+
+async def _without_output(chunks: AsyncGenerator[TextChunk, None]) -> AsyncGenerator[TextChunk, None]:
+    """What is known of the prompt: the one token that came with it is not shown."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            yield replace(
+                chunk, token_ids=(), text="", finish_reason=FinishReason.LENGTH, num_completion_tokens=0, logprobs=()
+            )

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from router.answer import TextOptions
+from router.limits import check_num_logprobs
+from router.openai_logprobs import LogprobsWanted
 from workers.errors import InvalidRequestError
 from workers.request import SamplingParams
+
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
+# Parameters that workers know by the same name.
+_SAME_NAMES = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens",
+    "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
 
 # Parameters not supported, with the values at which they change nothing.
 _NO_OPS: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "suffix": ("",),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -65,6 +68,17 @@ class _Body(BaseModel):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    # By token id, which is a string in JSON.
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    cache_salt: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -80,6 +94,10 @@ class _Body(BaseModel):
             raise InvalidRequestError(
                 "stream_options needs stream: true; set it, or leave stream_options out", param="stream_options"
             )
+        if parsed.prompt_logprobs is not None and parsed.stream:
+            raise InvalidRequestError(
+                "prompt_logprobs does not go with stream: true; leave out either", param="prompt_logprobs"
+            )
         return parsed
 
     @property
@@ -87,17 +105,33 @@ class _Body(BaseModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-    @property
     def token_limit(self) -> int | None:
         return self.max_tokens
 
+    def options(self) -> TextOptions:
+        return TextOptions(
+            stops=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False,
+            cache_salt=self.cache_salt or "",
+            default_max_tokens=self.default_max_tokens,
+        )
+
+    def wanted(self) -> LogprobsWanted:
+        """The logprobs that the answer shows."""
+        return LogprobsWanted(None, self.prompt_logprobs)
+
     def sampling_params(self) -> SamplingParams:
-        names = ("temperature", "top_p", "top_k", "seed", "ignore_eos")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return SamplingParams(max_tokens=self.token_limit, stop_token_ids=tuple(self.stop_token_ids or ()), **given)
+        given = {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
+        wanted = self.wanted()
+        return SamplingParams(
+            max_tokens=self.token_limit,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logit_bias=_logit_bias(self.logit_bias or {}),
+            logprobs=wanted.logprobs,
+            prompt_logprobs=wanted.prompt_logprobs,
+            **given,
+        )
 
 
 class CompletionBody(_Body):
@@ -106,6 +140,7 @@ class CompletionBody(_Body):
 
     prompt: Any = None
     echo: bool | None = None
+    logprobs: int | None = None
 
     @property
     def echo_only(self) -> bool:
@@ -115,6 +150,16 @@ class CompletionBody(_Body):
     def token_limit(self) -> int | None:
         # The prompt is still checked like any other's.
         return 1 if self.echo_only else self.max_tokens
+
+    def wanted(self) -> LogprobsWanted:
+        return LogprobsWanted(self.logprobs, self.prompt_logprobs)
+
+    def sampling_params(self) -> SamplingParams:
+        params = super().sampling_params()
+        if not self.echo or self.logprobs is None:
+            return params
+        # What is echoed has logprobs too.
+        return replace(params, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
 
     def prompts(self) -> list[str | list[int]]:
         """One for each choice."""
@@ -142,6 +187,16 @@ class ChatMessage(BaseModel):
 class ChatBody(_Body):
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def wanted(self) -> LogprobsWanted:
+        check_num_logprobs("top_logprobs", self.top_logprobs)
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError(
+                "top_logprobs needs logprobs: true; set it, or leave top_logprobs out", param="top_logprobs"
+            )
+        return LogprobsWanted((self.top_logprobs or 0) if self.logprobs else None, self.prompt_logprobs)
 
     @property
     def token_limit(self) -> int | None:
@@ -151,6 +206,13 @@ class ChatBody(_Body):
         if not self.messages:
             raise InvalidRequestError("messages is empty; give at least one message", param="messages")
         return [{"role": m.role, "content": _content(m.content, at)} for at, m in enumerate(self.messages)]
+
+
+def _logit_bias(by_key: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    for key in by_key:
+        if not _TOKEN_ID.fullmatch(key):
+            raise InvalidRequestError(f"logit_bias has the key {_short(key)}; keys are token ids", param="logit_bias")
+    return tuple(sorted({int(key): value for key, value in by_key.items()}.items()))
 
 
 def _content(content: Any, at: int) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from router.text import TextChunk
+from router.answer import TextChunk
+from router.openai_logprobs import ChatScribe, CompletionScribe
 from workers.errors import KVFerryError
-from workers.request import FinishReason
+from workers.request import FinishReason, TokenLogprobs
 
 DONE = b"data: [DONE]\n\n"
 
@@ -23,12 +24,21 @@ class Choice:
     finish_reason: FinishReason | None = None
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
+    num_cached_tokens: int = 0
+    scores: list[TokenLogprobs] = field(default_factory=list)
+    prompt_scores: Sequence[TokenLogprobs] = ()
+    # What the answer shows of them.
+    logprobs: dict[str, Any] | None = None
+    prompt_logprobs: list[Any] | None = None
 
     def add(self, chunk: TextChunk) -> None:
         self.text += chunk.text
+        self.scores += chunk.logprobs
+        self.prompt_scores = self.prompt_scores or chunk.prompt_logprobs
         self.finish_reason = chunk.finish_reason
         self.num_prompt_tokens = chunk.num_prompt_tokens
         self.num_completion_tokens = chunk.num_completion_tokens
+        self.num_cached_tokens = chunk.num_cached_tokens
 
 
 def error_body(error: KVFerryError) -> dict[str, Any]:
@@ -39,10 +49,15 @@ def error_object(message: str, kind: str, param: str | None = None, code: str | 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def usage(choices: Sequence[Choice]) -> dict[str, int]:
+def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     prompt = sum(choice.num_prompt_tokens for choice in choices)
     completion = sum(choice.num_completion_tokens for choice in choices)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in choices)},
+    }
 
 
 def event(body: dict[str, Any]) -> bytes:
@@ -53,6 +68,7 @@ class CompletionShape:
     """The JSON of one /completions answer, whole or streamed."""
 
     kind = stream_kind = "text_completion"
+    scribe: type[CompletionScribe | ChatScribe] = CompletionScribe
 
     def __init__(self, request_id: str, model: str) -> None:
         self._request_id = request_id
@@ -68,7 +84,7 @@ class CompletionShape:
     def pieces(self, index: int, include_usage: bool) -> Pieces:
         return Pieces(
             before=self._open(index) + ',"text":',
-            after=',"logprobs":null,"finish_reason":',
+            after=',"logprobs":',
             end=_end(include_usage),
         )
 
@@ -83,24 +99,32 @@ class CompletionShape:
         return f'data: {head[:-1]},"choices":[{{"index":{index}'
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        return {"index": index, "text": choice.text, "logprobs": None, "finish_reason": choice.finish_reason}
+        shown = {"index": index, "text": choice.text, "logprobs": choice.logprobs}
+        shown["finish_reason"] = choice.finish_reason
+        return shown if choice.prompt_logprobs is None else {**shown, "prompt_logprobs": choice.prompt_logprobs}
 
 
 class ChatShape(CompletionShape):
     kind = "chat.completion"
     stream_kind = "chat.completion.chunk"
+    scribe = ChatScribe
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        body = super().whole(choices)
+        scores = choices[0].prompt_logprobs
+        return body if scores is None else {**body, "prompt_logprobs": scores}
 
     def pieces(self, index: int, include_usage: bool) -> Pieces:
         return Pieces(
             before=self._open(index) + ',"delta":{"content":',
-            after='},"logprobs":null,"finish_reason":',
+            after='},"logprobs":',
             end=_end(include_usage),
             opening='"","role":"assistant"',
         )
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": choice.finish_reason}
+        return {"index": index, "message": message, "logprobs": choice.logprobs, "finish_reason": choice.finish_reason}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +137,18 @@ class Pieces:
     # Stands for the text in an event before the first; empty: there is none.
     opening: str = ""
 
-    def start(self, echo: str) -> bytes:
+    def start(self, echo: str, logprobs: dict[str, Any] | None) -> bytes:
         """What goes before the first token's event."""
         value = self.opening or (json.dumps(echo) if echo else "")
-        return f"{self.before}{value}{self.after}null{self.end}".encode() if value else b""
+        return self._event(value, logprobs, None) if value else b""
 
-    def event(self, text: str, finish_reason: FinishReason | None) -> bytes:
+    def event(self, text: str, finish_reason: FinishReason | None, logprobs: dict[str, Any] | None) -> bytes:
+        return self._event(json.dumps(text), logprobs, finish_reason)
+
+    def _event(self, value: str, logprobs: dict[str, Any] | None, finish_reason: FinishReason | None) -> bytes:
+        scores = json.dumps(logprobs, separators=(",", ":")) if logprobs else "null"
         reason = f'"{finish_reason.value}"' if finish_reason else "null"
-        return f"{self.before}{json.dumps(text)}{self.after}{reason}{self.end}".encode()
+        return f'{self.before}{value}{self.after}{scores},"finish_reason":{reason}{self.end}'.encode()
 
 
 def _end(include_usage: bool) -> str:

@@ -47,13 +47,13 @@ class Router:
         return self._admission.num_queued
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, request_id: str
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str = ""
     ) -> AsyncGenerator[TokenOutput, None]:
         """Outputs with ascending index; the last has finish_reason and the whole timeline. Closing it aborts.
 
         The caller has validated params against the model. Raises KVFerryError.
         """
-        request = Request(request_id, list(prompt_token_ids), params, router_id=self.incarnation)
+        request = Request(request_id, list(prompt_token_ids), params, router_id=self.incarnation, cache_salt=cache_salt)
         spent = Timeline()
         for attempt in range(self._config.max_attempts):
             try:
@@ -129,7 +129,8 @@ def _unseen(output: TokenOutput, request: Request) -> TokenOutput:
     have = request.num_output_tokens
     if output.index > have:
         raise FrameError(f"{request.request_id}: token {have} is next, {output.index} came")
-    return replace(output, index=have, token_ids=output.token_ids[have - output.index :])
+    seen = have - output.index
+    return replace(output, index=have, token_ids=output.token_ids[seen:], logprobs=output.logprobs[seen:])
 
 
 def _now() -> float:

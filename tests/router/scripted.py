@@ -29,6 +29,7 @@ class ScriptedRouter:
     steps: Sequence[Sequence[int] | Exception | str]
     finish: FinishReason | None = FinishReason.LENGTH
     calls: list[tuple[list[int], SamplingParams, str]] = field(default_factory=list)
+    salts: list[str] = field(default_factory=list)
     # Request ids whose generator was closed before its end.
     aborted: list[str] = field(default_factory=list)
     num_queued: int = 0
@@ -36,9 +37,10 @@ class ScriptedRouter:
     incarnation: str = "router-1"
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, request_id: str
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str = ""
     ) -> AsyncGenerator[TokenOutput, None]:
         self.calls.append((list(prompt_token_ids), params, request_id))
+        self.salts.append(cache_salt)
         self.num_running += 1
         try:
             async for output in self._play(request_id):

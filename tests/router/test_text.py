@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.answer import TextChunk, TextOptions
 from router.merge import merge
 from router.stop_strings import StopStrings
-from router.text import Prompt, TextChunk, TextService, seed_of
+from router.text import Prompt, TextService, seed_of
 from tests.router.scripted import HANG, TIMELINE, ScriptedRouter, smollm, text_service, words
 from workers.errors import AbortedError, FrameError, InvalidRequestError, KVFerryError, NotFoundError, UnavailableError
 from workers.request import FinishReason, SamplingParams, TokenOutput
@@ -22,10 +23,10 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def answer(
-    text: TextService, prompt: Prompt = "Hi", params: SamplingParams = GREEDY, stops: Sequence[str] = ()
+    text: TextService, prompt: Prompt = "Hi", params: SamplingParams = GREEDY, stops: Sequence[str] = (), **options: Any
 ) -> list[TextChunk]:
     async def run() -> list[TextChunk]:
-        async with aclosing(text.complete(prompt, params, "r1", stops)) as chunks:
+        async with aclosing(text.complete(prompt, params, "r1", TextOptions(tuple(stops), **options))) as chunks:
             return [chunk async for chunk in chunks]
 
     return asyncio.run(run())

@@ -1,0 +1,161 @@
+"""One answer: from the outputs of its tokens to pieces of text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from router.metrics import RouterMetrics
+from router.stop_strings import StopStrings
+from workers.detokenizer import Detokenizer
+from workers.errors import BY_NAME, AbortedError, KVFerryError
+from workers.request import FinishReason, SamplingParams, Timeline, TokenLogprobs, TokenOutput
+from workers.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """What a request may ask of the router."""
+
+    # Strings that end the answer.
+    stops: tuple[str, ...] = ()
+    # Show what ended it, string or token, too.
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    # Requests of different salts never share KV.
+    cache_salt: str = ""
+    # Where the request names none. None: what max_model_len leaves.
+    default_max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """A request checked and tokenised."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    options: TextOptions
+    # On the event loop's clock.
+    arrived_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TextChunk:
+    """Output tokens [index, index + len(token_ids)) and the text that they made sure. From num_prompt_tokens on the
+    fields are those of the whole answer, set on the last chunk, which has finish_reason; but for the logprobs.
+    """
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None = None
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_cached_tokens: int = 0
+    timeline: Timeline | None = None
+    # Seconds from arrival to token 1, and per token after it.
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+    # One for each token, and on the chunk with index 0 of the prompt's from the second on, where asked for.
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class Answer:
+    """One answer as it grows: what to show of each output, and when it was heard."""
+
+    def __init__(self, request: TextRequest, tokenizer: Tokenizer, metrics: RouterMetrics) -> None:
+        self._request = request
+        self._metrics = metrics
+        options = request.options
+        self._include_stop = options.include_stop_str_in_output
+        self._detokenizer = Detokenizer(tokenizer, options.skip_special_tokens)
+        self._stops = StopStrings(options.stops, self._include_stop) if options.stops else None
+        self._clock = asyncio.get_running_loop().time
+        self._first_s = 0.0
+        self._latest_s: float | None = None
+        self._num_cached_tokens = 0
+        self.num_tokens = 0
+
+    def take(self, output: TokenOutput) -> TextChunk:
+        _raise_if_failed(output)
+        if output.index != self.num_tokens:
+            raise KVFerryError(
+                f"{output.request_id}: token {self.num_tokens} is next, {output.index} came: a gap in the answer; retry"
+            )
+        token_ids, text = self._show(output)
+        self._time(len(token_ids))
+        index, self.num_tokens = self.num_tokens, self.num_tokens + len(token_ids)
+        stopped = self._stops is not None and self._stops.matched
+        if index == 0:
+            self._num_cached_tokens = output.num_cached_tokens
+        chunk = TextChunk(
+            index,
+            token_ids,
+            text,
+            logprobs=output.logprobs[: len(token_ids)],
+            prompt_logprobs=output.prompt_logprobs,
+        )
+        reason = FinishReason.STOP if stopped else output.finish_reason
+        if reason is None:
+            return chunk
+        if not stopped:
+            chunk = replace(chunk, text=text + self._flush())
+        return self._last(chunk, reason, output.timeline)
+
+    def _show(self, output: TokenOutput) -> tuple[tuple[int, ...], str]:
+        """The output's tokens up to the one that completes a stop string, and the text that may be shown."""
+        # The token that stops an answer is no part of its text, unless asked for.
+        silent = 1 if output.finish_reason is FinishReason.STOP and not self._include_stop else 0
+        spoken = output.token_ids[: len(output.token_ids) - silent]
+        if self._stops is None:
+            return output.token_ids, self._detokenizer.push(spoken)
+        text = ""
+        for count, token_id in enumerate(spoken, start=1):
+            may_match = self.num_tokens + count > self._request.params.min_tokens
+            text += self._stops.push(self._detokenizer.push((token_id,)), may_match)
+            if self._stops.matched:
+                return output.token_ids[:count], text
+        return output.token_ids, text
+
+    def _flush(self) -> str:
+        rest = self._detokenizer.flush()
+        return rest if self._stops is None else self._stops.flush() + rest
+
+    def _time(self, count: int) -> None:
+        if not count:
+            return
+        now_s = self._clock()
+        if self._latest_s is None:
+            self._first_s = now_s
+            self._metrics.first_token(now_s - self._request.arrived_s)
+            self._metrics.tokens(count, None)
+        else:
+            self._metrics.tokens(count, now_s - self._latest_s)
+        self._latest_s = now_s
+
+    def _last(self, chunk: TextChunk, reason: FinishReason, timeline: Timeline | None) -> TextChunk:
+        arrived_s, end_s = self._request.arrived_s, self._clock()
+        tpot_s = (end_s - self._first_s) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
+        num_prompt_tokens = len(self._request.prompt_token_ids)
+        self._metrics.finished(reason, num_prompt_tokens)
+        self._metrics.times(end_s - arrived_s, tpot_s, timeline)
+        return replace(
+            chunk,
+            finish_reason=reason,
+            num_prompt_tokens=num_prompt_tokens,
+            num_completion_tokens=self.num_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+            timeline=timeline,
+            ttft_s=self._first_s - arrived_s if self._latest_s is not None else 0.0,
+            tpot_s=tpot_s,
+        )
+
+
+def _raise_if_failed(output: TokenOutput) -> None:
+    if output.finish_reason is FinishReason.ERROR:
+        raise BY_NAME.get(output.error_type, KVFerryError)(output.error_message or "the request failed; try again")
+    if output.finish_reason is FinishReason.ABORTED:
+        raise AbortedError(f"{output.request_id} was aborted on its worker; try again")
