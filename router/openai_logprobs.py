@@ -68,16 +68,24 @@ class CompletionScribe:
         return {
             "text_offset": offsets,
             "token_logprobs": [one and _number(one.logprob) for one in logprobs],
-            "tokens": [_text(self._tokenizer, token_id) for token_id in token_ids],
+            "tokens": [self._name(token_id) for token_id in token_ids],
             "top_logprobs": [one and self._top(one) for one in logprobs],
         }
 
     def _top(self, one: TokenLogprobs) -> dict[str, float]:
-        """With the token itself. Where several have one text, the likeliest stands for all."""
+        """With the token itself. Where several have one name, the likeliest stands for all."""
         top: dict[str, float] = {}
         for token_id, logprob, _ in _candidates(one, self._num_top):
-            top.setdefault(_text(self._tokenizer, token_id), _number(logprob))
+            top.setdefault(self._name(token_id), _number(logprob))
         return top
+
+    def _name(self, token_id: int) -> str:
+        """Its text; as OpenAI does it, its bytes where they are only a part of a character."""
+        data = self._tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + data.decode("utf-8", "backslashreplace")
 
 
 class ChatScribe:

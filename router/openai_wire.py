@@ -139,7 +139,7 @@ class Pieces:
 
     def start(self, echo: str, logprobs: dict[str, Any] | None) -> bytes:
         """What goes before the first token's event."""
-        value = self.opening or (json.dumps(echo) if echo else "")
+        value = self.opening or (json.dumps(echo) if echo or logprobs else "")
         return self._event(value, logprobs, None) if value else b""
 
     def event(self, text: str, finish_reason: FinishReason | None, logprobs: dict[str, Any] | None) -> bytes:

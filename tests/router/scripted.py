@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from protos import router_pb2
 from router.text import TextService
 from workers.models.resolve import resolve_model
-from workers.request import FinishReason, SamplingParams, Timeline, TokenOutput
+from workers.request import FinishReason, SamplingParams, Timeline, TokenLogprobs, TokenOutput
 from workers.tokenizer import Tokenizer, load_tokenizer
 
 TIMELINE = Timeline(queued_s=0.5, prefill_s=0.25, decode_s=0.125)
@@ -32,6 +32,8 @@ class ScriptedRouter:
     salts: list[str] = field(default_factory=list)
     # Request ids whose generator was closed before its end.
     aborted: list[str] = field(default_factory=list)
+    # What output token 0 tells of the prompt.
+    num_cached_tokens: int = 0
     num_queued: int = 0
     num_running: int = 0
     incarnation: str = "router-1"
@@ -44,12 +46,22 @@ class ScriptedRouter:
         self.num_running += 1
         try:
             async for output in self._play(request_id):
-                yield output
+                yield self._scored(output, list(prompt_token_ids), params)
         except (asyncio.CancelledError, GeneratorExit):
             self.aborted.append(request_id)
             raise
         finally:
             self.num_running -= 1
+
+    def _scored(self, output: TokenOutput, prompt: Sequence[int], params: SamplingParams) -> TokenOutput:
+        if params.logprobs is not None:
+            output = replace(output, logprobs=tuple(scores_of(one, params.logprobs) for one in output.token_ids))
+        if output.index == 0:
+            output = replace(output, num_cached_tokens=self.num_cached_tokens)
+        if output.index == 0 and params.prompt_logprobs is not None:
+            scores = tuple(scores_of(one, params.prompt_logprobs) for one in prompt[1:])
+            output = replace(output, prompt_logprobs=scores)
+        return output
 
     async def _play(self, request_id: str) -> AsyncGenerator[TokenOutput, None]:
         index = 0
@@ -63,6 +75,14 @@ class ScriptedRouter:
             last = self.finish if at == len(self.steps) - 1 else None
             yield TokenOutput(request_id, index, tuple(step), last, TIMELINE if last else None)
             index += len(step)
+
+
+def scores_of(token_id: int, num_top: int) -> TokenLogprobs:
+    """Made up: each token is the second likeliest, after the one whose id follows."""
+    logprob = -token_id / 1000
+    ids = (token_id + 1, token_id, *range(100, 118))[:num_top]
+    logprobs = (logprob / 2, logprob, *(logprob - at for at in range(1, 19)))[:num_top]
+    return TokenLogprobs(token_id, logprob, 2, ids, logprobs)
 
 
 def words(text: str) -> list[list[int]]:

@@ -163,13 +163,32 @@ def test_echo(stream: bool, max_tokens: int, said: str):
 
 def test_parameters_reach_the_router():
     router = ScriptedRouter(words("x"))
-    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 7, "stop_token_ids": [9], "ignore_eos": True}
-    post("/completions", {"prompt": "Hi", "max_tokens": 3, **sampling, "user": "u", "unheard_of": 1}, router)
-    post("/chat/completions", {**HI, "max_tokens": 3, "max_completion_tokens": 4, "temperature": 1}, router)
+    sampling = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 4,
+        "seed": 7,
+        "ignore_eos": True,
+        "min_p": 0.25,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -1,
+        "frequency_penalty": 0.5,
+        "min_tokens": 2,
+    }
+    lists = {"stop_token_ids": [9], "logit_bias": {"12": -100, "7": 2.5}}
+    extras = {"prompt_logprobs": 3, "cache_salt": "mine", "user": "u", "unheard_of": 1}
+    post("/completions", {"prompt": "Hi", "max_tokens": 3, **sampling, **lists, **extras, "logprobs": 0}, router)
+    chat_body = {**HI, "max_tokens": 3, "max_completion_tokens": 4, **sampling, **lists, **extras}
+    post("/chat/completions", {**chat_body, "logprobs": True, "top_logprobs": 20}, router)
     post("/completions", {"prompt": "Hi"}, router)
     post("/chat/completions", HI, router)
     (_, one, _), (_, two, _), (_, three, _), (chat, four, _) = router.calls
-    assert [getattr(one, name) for name in sampling] == [0.5, 0.9, 4, 7, (9,), True]
+    for params in (one, two):
+        assert {name: getattr(params, name) for name in sampling} == sampling
+        assert (params.stop_token_ids, params.logit_bias) == ((9,), ((7, 2.5), (12, -100)))
+    assert [(params.logprobs, params.prompt_logprobs) for params in (one, two)] == [(0, 3), (20, 3)]
+    assert [(params.logprobs, params.prompt_logprobs) for params in (three, four)] == [(None, None)] * 2
+    assert router.salts == ["mine", "mine", "", ""]
     assert (one.max_tokens, two.max_tokens) == (3, 4)
     # OpenAI's default for completions; what the context leaves for chats.
     assert (three.max_tokens, four.max_tokens) == (16, 64 - len(chat))
@@ -237,6 +256,22 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("stop", [""]),
     ("stop_token_ids", [-1]),
     ("stop_token_ids", ["x"]),
+    ("min_p", 1.5),
+    ("repetition_penalty", 0),
+    ("presence_penalty", 2.5),
+    ("frequency_penalty", "x"),
+    ("logit_bias", {"x": 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"49152": 1}),
+    ("logit_bias", {"5": 101}),
+    ("logit_bias", {"5": "1"}),
+    ("logit_bias", [5]),
+    ("min_tokens", 100),
+    ("prompt_logprobs", 21),
+    ("logprobs", 21),
+    ("include_stop_str_in_output", 1),
+    ("skip_special_tokens", "no"),
+    ("cache_salt", "\ud800"),
     ("stream", "yes"),
     ("stream_options", {"include_usage": True}),
     ("model", 5),
@@ -247,7 +282,9 @@ BAD_FIELDS: list[tuple[str, Any]] = [
 def test_bad_values_name_their_parameter(name: str, value: Any):
     for path, body in (("/completions", {"prompt": "Hi"}), ("/chat/completions", HI)):
         router = ScriptedRouter(words("never"))
-        check_error(post(path, {**body, name: value}, router), 400, name)
+        # Escaped: a lone surrogate has no UTF-8 form.
+        content, headers = json.dumps({**body, name: value}), {"content-type": "application/json"}
+        check_error(call(router, "POST", f"/v1{path}", content=content, headers=headers), 400, name)
         assert not router.calls
 
 

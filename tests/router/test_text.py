@@ -124,11 +124,44 @@ def test_a_prompt_and_its_answer_must_fit_together():
         ("max_tokens", [0, -5]),
         ("seed", [2**64, -(2**63) - 1]),
         ("stop_token_ids", [(49152,), (-1,)]),
+        ("min_p", [-0.1, 1.1, math.nan]),
+        ("repetition_penalty", [0.0, -1.0, math.inf, math.nan]),
+        ("presence_penalty", [-2.1, 2.1, math.nan]),
+        ("frequency_penalty", [-2.1, 2.1, math.inf]),
+        ("logit_bias", [((49152, 1.0),), ((-1, 1.0),), ((5, 100.5),), ((5, -math.inf),), ((5, math.nan),)]),
+        ("min_tokens", [-1, 64, 2**40]),
+        ("logprobs", [-1, 21]),
+        ("prompt_logprobs", [-1, 21]),
     ],
 )
 def test_sampling_params_out_of_range_are_refused(field: str, values: list[Any]):
     for value in values:
         assert refusal(params=replace(GREEDY, **{field: value})).param == field
+
+
+def test_the_ends_of_the_ranges_are_allowed():
+    for changes in (
+        {"min_p": 1.0, "repetition_penalty": 1e-9, "presence_penalty": -2.0, "frequency_penalty": 2.0},
+        {"min_p": 0.0, "repetition_penalty": 100.0, "presence_penalty": 2.0, "frequency_penalty": -2.0},
+        {"logit_bias": ((0, -100.0), (49151, 100.0)), "min_tokens": 5, "max_tokens": 5},
+        {"logprobs": 0, "prompt_logprobs": 20, "min_tokens": 63},
+    ):
+        router = ScriptedRouter(words("x"))
+        answer(text_service(router), params=replace(GREEDY, **changes))
+        assert [getattr(router.calls[0][1], name) for name in changes] == list(changes.values())
+
+
+def test_refusals_say_what_is_allowed():
+    assert refusal(params=replace(GREEDY, min_tokens=6, max_tokens=5)).message == (
+        "min_tokens is 6; it must be 0 to max_tokens (5)"
+    )
+    assert refusal(params=replace(GREEDY, logit_bias=((5, 101.0),))).message == (
+        "logit_bias is 101.0 for token 5; it must be -100 to 100"
+    )
+    assert refusal(params=replace(GREEDY, presence_penalty=3.0)).message == (
+        "presence_penalty is 3.0; it must be -2 to 2 (0 changes nothing)"
+    )
+    assert refusal(cache_salt="\ud800").param == refusal(cache_salt="x" * 513).param == "cache_salt"
 
 
 def test_stops_and_request_ids_are_checked():
@@ -166,6 +199,46 @@ def test_a_stop_string_inside_one_message_of_many_tokens():
     assert ("".join(chunk.text for chunk in chunks), chunks[-1].num_completion_tokens) == (" alpha ", 2)
 
 
+def test_the_stop_string_or_token_is_shown_where_asked_for():
+    text = text_service(ScriptedRouter([*words(" one two STOPPED"), HANG]))
+    chunks = answer(text, stops=["STOP"], include_stop_str_in_output=True)
+    assert "".join(chunk.text for chunk in chunks) == " one two STOP"
+    shown = answer(text_service(ScriptedRouter(words(" a b"), FinishReason.STOP)), include_stop_str_in_output=True)
+    assert "".join(chunk.text for chunk in shown) == " a b"
+
+
+def test_special_tokens_are_shown_where_asked_for():
+    ids = smollm().encode("<|im_start|>user")
+    for skip, text in ((True, "user"), (False, "<|im_start|>user")):
+        chunks = answer(text_service(ScriptedRouter([[one] for one in ids])), skip_special_tokens=skip)
+        assert "".join(chunk.text for chunk in chunks) == text
+
+
+def test_stop_strings_wait_for_min_tokens():
+    cases = {0: "a", 1: "a", 2: "a b a", 3: "a b a", 4: "a b a b a", 5: "a b a b a", 6: "a b a b a b"}
+    for min_tokens, shown in cases.items():
+        router = ScriptedRouter(words("a b a b a b"))
+        chunks = answer(text_service(router), params=replace(GREEDY, min_tokens=min_tokens), stops=[" b"])
+        assert "".join(chunk.text for chunk in chunks) == shown
+        assert chunks[-1].finish_reason is (FinishReason.LENGTH if min_tokens == 6 else FinishReason.STOP)
+        assert chunks[-1].num_completion_tokens == min(6, len(smollm().encode(shown)) + 1)
+
+
+def test_logprobs_end_with_the_token_that_completes_a_stop_string():
+    ids = smollm().encode(" alpha beta gamma delta")
+    params = replace(GREEDY, logprobs=2, prompt_logprobs=1)
+    chunks = answer(text_service(ScriptedRouter([ids, HANG])), [5, 6, 7], params, stops=["beta"])
+    assert [one.token_id for chunk in chunks for one in chunk.logprobs] == ids[:2]
+    assert [one.token_id for one in chunks[0].prompt_logprobs] == [6, 7]
+
+
+def test_cached_tokens_and_salts_pass_through():
+    router = ScriptedRouter(words(" one two"), num_cached_tokens=3)
+    chunks = answer(text_service(router), cache_salt="mine")
+    assert [chunk.num_cached_tokens for chunk in chunks] == [0, 3]
+    assert router.salts == ["mine"]
+
+
 def test_what_only_looked_like_a_stop_string_is_shown():
     chunks = answer(text_service(ScriptedRouter(words(" one two thr"))), stops=["two three"])
     assert "".join(chunk.text for chunk in chunks) == " one two thr"
@@ -175,16 +248,20 @@ def test_what_only_looked_like_a_stop_string_is_shown():
 @settings(max_examples=300, deadline=None)
 @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4), st.data())
 def test_stop_strings_agree_with_a_search_of_the_whole_text(text: str, stops: list[str], data: st.DataObject):
-    matcher, shown, at = StopStrings(stops), "", 0
+    include, deaf = data.draw(st.booleans()), data.draw(st.integers(0, 8))
+    matcher, shown, at = StopStrings(stops, include), "", 0
     while at < len(text) and not matcher.matched:
         step = data.draw(st.integers(1, 3))
-        shown += matcher.push(text[at : at + step])
+        shown += matcher.push(text[at : at + step], may_match=at >= deaf)
+        deaf = max(deaf, at + step) if at < deaf else deaf
         at += step
     shown += matcher.flush()
     read = text[:at]
-    places = [place for stop in stops if (place := read.find(stop)) >= 0]
-    assert matcher.matched == bool(places)
-    assert shown == (read[: min(places)] if places else read)
+    # What ends in the text that could not match is no match.
+    ends = [(s, s + len(stop)) for stop in stops for s in range(len(read)) if read.startswith(stop, s)]
+    matches = [(start, end) for start, end in ends if end > deaf]
+    assert matcher.matched == bool(matches)
+    assert shown == (read[: min(matches)[1 if include else 0]] if matches else read)
 
 
 def test_errors_keep_their_type():

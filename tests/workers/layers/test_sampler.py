@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -19,8 +21,11 @@ def random_logits(num_rows: int, vocab_size: int = VOCAB, seed: int = 0) -> torc
 
 
 def naive_distribution(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
-    """Token by token in plain Python: scale, top_k, softmax, top_p, renormalise."""
+    """Token by token in plain Python: scale, min_p, top_k, softmax, top_p, renormalise."""
     scaled = logits.double().numpy() / params.temperature
+    if params.min_p:
+        likely = np.exp(scaled - scaled.max())
+        scaled = np.where(likely >= params.min_p, scaled, -np.inf)
     if params.top_k:
         scaled = np.where(scaled >= np.sort(scaled)[::-1][: params.top_k][-1], scaled, -np.inf)
     probs = np.exp(scaled - scaled.max())
@@ -42,6 +47,8 @@ SETTINGS = [
     SamplingParams(temperature=2.0, top_k=5),
     SamplingParams(top_p=0.7),
     SamplingParams(temperature=1.3, top_k=20, top_p=0.9),
+    SamplingParams(temperature=1.5, min_p=0.1),
+    SamplingParams(temperature=0.9, min_p=0.02, top_k=12, top_p=0.95),
 ]
 
 
@@ -49,8 +56,13 @@ SETTINGS = [
 def test_frequencies_pass_chi_square(params: SamplingParams) -> None:
     logits = random_logits(1)
     tokens = sample(logits.expand(NUM_DRAWS, VOCAB), [params] * NUM_DRAWS, range(NUM_DRAWS))
-    want = naive_distribution(logits[0], params) * NUM_DRAWS
-    got = np.bincount(tokens, minlength=VOCAB)
+    require_chi_square(tokens, naive_distribution(logits[0], params))
+
+
+def require_chi_square(tokens: Sequence[int], probs: np.ndarray) -> None:
+    """AssertionError unless `tokens` may be draws from `probs`."""
+    want = probs * len(tokens)
+    got = np.bincount(tokens, minlength=len(probs))
     assert got[want == 0].sum() == 0
     # Cells under 5 are too small for the test: pool them.
     small = want < 5
