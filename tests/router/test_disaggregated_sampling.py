@@ -15,6 +15,7 @@ from router.pool import WorkerPool
 from router.router import Router
 from tests.checkpoints import write_folder
 from workers.config import Role, WorkerConfig
+from workers.errors import UnavailableError
 from workers.request import SamplingParams, TokenLogprobs, TokenOutput
 from workers.rpc import GrpcNetwork
 from workers.worker import Worker
@@ -145,3 +146,27 @@ def test_cached_tokens_and_salts_in_both_shapes(folder: Path, roles: Sequence[Ro
             assert (first.num_cached_tokens, len(first.prompt_logprobs)) == (0, 89)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("roles", [["colocated"], ["prefill", "decode"]], ids="-".join)
+def test_a_resumed_answer_is_the_undisturbed_one_with_its_logprobs(folder: Path, roles: Sequence[Role]) -> None:
+    requests = [random_request(i) for i in range(40, 56)]
+
+    async def run(lose: bool) -> list[list[TokenOutput]]:
+        async with cluster(folder, roles) as (router, workers):
+            answers = asyncio.create_task(ask_all(router, requests))
+            engine = workers[roles[-1]].engine
+            while lose and not answers.done():
+                await asyncio.sleep(0.001)
+                if any(request.num_output_tokens > 3 for request in engine.requests.values()):
+                    workers[roles[-1]]._fail_all(UnavailableError("lost, says the test"))
+                    lose = False
+            assert not lose, "over before anything could be lost"
+            return await answers
+
+    whole, resumed = asyncio.run(run(lose=False)), asyncio.run(run(lose=True))
+    for one, other in zip(whole, resumed, strict=True):
+        assert [o.index for o in other] == list(range(len(other)))
+        assert [o.token_ids for o in one] == [o.token_ids for o in other]
+        require_same_scores(*([score for output in answer for score in output.logprobs] for answer in (one, other)))
+        require_same_scores(*([s for output in answer for s in output.prompt_logprobs] for answer in (one, other)))
