@@ -165,9 +165,11 @@ def test_cached_tokens_are_told_once_and_salts_share_nothing(runners: dict[int, 
 
 def test_a_resumed_request_is_not_asked_for_its_prompt_again(runners: dict[int, Executor]) -> None:
     params = replace(GREEDY, prompt_logprobs=1, logprobs=1)
-    whole = answer(make_engine(runners), PROMPT, params)
+    engine = make_engine(runners)
+    whole = answer(engine, PROMPT, params)
     resumed = Request("r", PROMPT, params, output_token_ids=tokens_of(whole)[:3])
-    rest = run(make_engine(runners), resumed)["r"]
+    rest = run(engine, resumed)["r"]
+    assert resumed.num_cached_tokens == 48
     assert tokens_of(rest) == tokens_of(whole)[3:]
     assert not any(output.prompt_logprobs for output in rest)
     for one, other in zip(rest, whole[3:], strict=True):
