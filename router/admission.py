@@ -86,7 +86,7 @@ class Admission:
                 return Placement(prefill, decode, await decode.reserve(request))
             except OverloadedError:
                 continue
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, DeadlineError):
                 # The grant may have been given all the same.
                 asyncio.get_running_loop().create_task(decode.abort(request.request_id))
                 raise

@@ -57,7 +57,7 @@ class Router:
         spent = Timeline()
         for attempt in range(self._config.max_attempts):
             try:
-                async with aclosing(self._attempt(request)) as outputs:
+                async with aclosing(self._attempt(_named(request, attempt))) as outputs:
                     async for output in outputs:
                         new = _unseen(output, request)
                         request.output_token_ids.extend(new.token_ids)
@@ -124,12 +124,19 @@ class Router:
         task.add_done_callback(self._background.discard)
 
 
+def _named(request: Request, attempt: int) -> Request:
+    """The request as workers know it: each attempt by another id, so that an abort or a failure of an earlier one that
+    is still under way does not end this one. Its tokens stay shared."""
+    return replace(request, request_id=f"{request.request_id}#{attempt + 1}") if attempt else request
+
+
 def _unseen(output: TokenOutput, request: Request) -> TokenOutput:
     """The output without tokens that are there already. KVFerryError when tokens are missing before it."""
     have = request.num_output_tokens
     if output.index > have:
         raise FrameError(f"{request.request_id}: token {have} is next, {output.index} came")
-    return replace(output, index=have, token_ids=output.token_ids[have - output.index :])
+    new = output.token_ids[have - output.index :]
+    return replace(output, request_id=request.request_id, index=have, token_ids=new)
 
 
 def _now() -> float:

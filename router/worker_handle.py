@@ -156,7 +156,8 @@ class WorkerHandle:
         stream = self._stub.StreamOutputs(worker_pb2.StreamOutputsRequest(router_id=self._router_id))
         try:
             await stream.initial_metadata()
-            self._streaming = True
+            # It comes, empty, for a call that has failed too.
+            self._streaming = not stream.done()
             self._note_change()
             async for message in stream:
                 self._deliver(message.outputs)
