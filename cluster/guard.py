@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -97,7 +98,8 @@ def main() -> None:
         guarded = json.loads(line)
     for pid, started in guarded:
         if start_time(pid) == started:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     shutil.rmtree(sys.argv[1], ignore_errors=True)
 
 

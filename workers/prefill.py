@@ -76,7 +76,8 @@ class Prefill:
         try:
             return await token_1
         except asyncio.CancelledError:
-            self.abort(request.request_id)
+            if self._shipments.get(request.request_id) is shipment:
+                self.abort(request.request_id)
             raise
 
     def advance(self, outputs: Iterable[TokenOutput]) -> list[TokenOutput]:
@@ -121,10 +122,13 @@ class Prefill:
             await close_quietly(shipment.task)
 
     async def _ship(self, shipment: Shipment) -> None:
-        request, reason = shipment.request, "aborted"
+        request, reason = shipment.request, "internal error"
         try:
             await self._send_all(shipment)
             reason = await self._finish(shipment)
+        except asyncio.CancelledError:
+            reason = "aborted"
+            raise
         except KVFerryError as error:
             reason = f"{type(error).__name__}: {error.message}"
             logger.warning("%s: hand-off failed: %s", request.request_id, reason)

@@ -158,6 +158,8 @@ class ClientCall:
             await self._wait(self._news)
         if self._messages and not self._cancelled:
             return self._deserialise(self._messages.popleft())
+        # As in grpc.aio the end is asked for, and takes a turn of the loop: others run in between.
+        await asyncio.sleep(0)
         if self._cancelled:
             raise asyncio.CancelledError
         assert self._status is not None

@@ -11,7 +11,7 @@ from cluster.sim.network import delay, drop
 from router.admission import Admission
 from tests.factories import SimCluster, make_request, prompt_of, sim_cluster
 from tests.fake_model import expected_tokens
-from workers.errors import DeadlineError, KVFerryError, OverloadedError, UnavailableError
+from workers.errors import KVFerryError, OverloadedError, UnavailableError
 from workers.request import SamplingParams
 
 LONG = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -95,10 +95,10 @@ def test_two_prefill_workers_share_the_prompts_and_two_decode_workers_the_answer
 
 def test_a_wait_that_is_too_long_is_an_error_and_leaves_nothing_behind():
     async def main() -> None:
-        async with sim_cluster(router={"queue_timeout_s": 0.1, "max_attempts": 1}) as cluster:
+        async with sim_cluster(router={"queue_timeout_s": 0.1}) as cluster:
             tasks = [ask(cluster, 100, f"r{i}") for i in range(6)]
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            late = [r for r in results if isinstance(r, DeadlineError)]
+            late = [r for r in results if isinstance(r, OverloadedError)]
             assert late
             assert all("queue_timeout_s" in error.message for error in late)
 

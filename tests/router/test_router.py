@@ -272,7 +272,9 @@ def test_a_failure_of_an_earlier_attempt_that_is_heard_of_late_does_not_end_the_
 
 def test_a_router_that_is_gone_for_a_lease_costs_its_workers_nothing():
     async def main() -> None:
-        async with sim_cluster(1, 1, 1, max_model_len=2000, num_gpu_blocks_override=600) as cluster:
+        async with sim_cluster(
+            1, 1, 1, max_model_len=2000, num_gpu_blocks_override=600, router={"worker_wait_s": 0}
+        ) as cluster:
             endless = replace(GREEDY, max_tokens=1900)
             tasks = [ask(cluster, length, endless) for length in (10, 20)]
             await tokens_until(cluster, 5)
