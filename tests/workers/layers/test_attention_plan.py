@@ -32,21 +32,19 @@ def requests(rng: random.Random) -> tuple[list[ScheduledRequest], int]:
 def seen(plan: AttentionPlan) -> Iterator[tuple[int, list[tuple[int, int]], set[int]]]:
     """(row, (block, offset) of each key that it sees, all blocks read); the chunk's own keys have block -1."""
     for group in plan.decodes:
-        blocks = group.block_ids.view(group.num_requests, -1).tolist()
-        for i, own in enumerate(blocks):
+        for i, own in enumerate(group.block_ids.view(group.num_requests, -1).tolist()):
             slots = [(block, offset) for block in own for offset in range(BLOCK_SIZE)]
             visible = (group.mask[i, 0, 0] == 0).tolist()
             yield group.rows.start + i, [s for s, v in zip(slots, visible, strict=True) if v], set(own)
     for chunk in plan.prefills:
         num_tokens = chunk.rows.stop - chunk.rows.start
+        blocks = [] if chunk.block_ids is None else chunk.block_ids.tolist()
+        slots = [(block, offset) for block in blocks for offset in range(BLOCK_SIZE)]
         if chunk.block_ids is None:
-            slots, blocks = [(-1, i) for i in range(num_tokens)], set()
-        else:
-            slots = [(block, offset) for block in chunk.block_ids.tolist() for offset in range(BLOCK_SIZE)]
-            blocks = set(chunk.block_ids.tolist())
+            slots = [(-1, i) for i in range(num_tokens)]
         for i in range(num_tokens):
             visible = [j <= i for j in range(num_tokens)] if chunk.mask is None else (chunk.mask[i] == 0).tolist()
-            yield chunk.rows.start + i, [s for s, v in zip(slots, visible, strict=False) if v], blocks
+            yield chunk.rows.start + i, [s for s, v in zip(slots, visible, strict=False) if v], set(blocks)
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 4, 5, 17, 64])

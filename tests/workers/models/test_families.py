@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,15 +43,6 @@ class Checkpoint:
     def logits(self, token_ids: Sequence[int], num_last: int) -> Logits:
         rows: Logits = self.expected(token_ids)[-num_last:].double().numpy()
         return rows
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Matrices this small only wait for a second."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=TINY)
