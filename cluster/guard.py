@@ -7,23 +7,28 @@ still there and removes Ray's FOLDER.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 _EXIT_TIMEOUT_S = 10.0
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Guard:
     """The owner's side: what it was told last is gone soon after this process is, or after close()."""
 
     def __init__(self, folder: Path) -> None:
+        # Processes whose parent dies become this one's children, not init's: descendants() still finds them.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # Its own session: Ctrl-C and the terminal's end must not reach it.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "cluster.guard", str(folder)],
@@ -93,7 +98,8 @@ def main() -> None:
         guarded = json.loads(line)
     for pid, started in guarded:
         if start_time(pid) == started:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     shutil.rmtree(sys.argv[1], ignore_errors=True)
 
 

@@ -58,6 +58,7 @@ class Cluster:
         self._stopped = stopped
         self._actors: dict[str, Any] = {}
         self._cleanup = ExitStack()
+        self._guard: Guard | None = None
 
     def start_ray(self, say: Callable[[str], None]) -> None:
         """The ground to stand on. Raises KVFerryError. Ray's own signal handlers may be in place afterwards."""
@@ -72,6 +73,8 @@ class Cluster:
             if self._stopped() and not wait([started], timeout=_STOP_TIMEOUT_S).done:
                 # Part of Ray was stopped too, and the rest would wait for it for a minute.
                 say(_STOPPED)
+                if self._guard:
+                    self._guard.watch_descendants()
                 os._exit(1)
         started.result()
 
@@ -135,7 +138,7 @@ class Cluster:
         """A Ray which ends with this process, even a killed one."""
         folder = tempfile.gettempdir()
         folder = tempfile.mkdtemp(prefix="kvferry-", dir=folder if len(folder) <= _MAX_TEMP_DIR else "/tmp")
-        guard = self._cleanup.enter_context(Guard(Path(folder)))
+        self._guard = self._cleanup.enter_context(Guard(Path(folder)))
         ray.init(
             "local",
             num_cpus=0,
@@ -146,7 +149,7 @@ class Cluster:
             _temp_dir=folder,
             **self._driver(),
         )
-        guard.watch_descendants()
+        self._guard.watch_descendants()
 
     def _driver(self) -> dict[str, Any]:
         return {"namespace": f"kvferry-{self._config.name}", "log_to_driver": False, "logging_level": "error"}

@@ -21,6 +21,7 @@ _STATES = {
 def status_object(status: router_pb2.GetStatusResponse) -> dict[str, Any]:
     """`kvferry status --json`."""
     workers = [_worker_object(worker) for worker in status.workers]
+    reachable = [worker for worker in workers if worker["state"] == "ready"]
     return {
         "name": status.name,
         "ready": status.ready,
@@ -37,10 +38,11 @@ def status_object(status: router_pb2.GetStatusResponse) -> dict[str, Any]:
             for router in status.routers
         ],
         "workers": workers,
+        # Of those that answer: the others' numbers are old.
         "totals": {
             "num_workers": len(workers),
             "num_queued": sum(router.num_queued for router in status.routers),
-            **{key: sum(worker[key] for worker in workers) for key in _SUMS},
+            **{key: sum(worker[key] for worker in reachable) for key in _SUMS},
         },
     }
 

@@ -58,6 +58,11 @@ class StateFolder:
         finally:
             os.close(lock)
 
+    def refuse_second(self) -> None:
+        """Raises ConfigError when a cluster of this name is up."""
+        if self.locked():
+            raise ConfigError(self._already_up())
+
     def write(self, state: State) -> None:
         draft = self._state.with_suffix(".new")
         draft.write_text(json.dumps(asdict(state)) + "\n", encoding="utf-8")

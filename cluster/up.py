@@ -110,6 +110,7 @@ def detach(config: ClusterConfig, path: str | None) -> State:
     """Start `kvferry up` in the background and wait until it is ready. Raises its error when it fails."""
     require_server_extra()
     folder = StateFolder(config.name)
+    folder.refuse_second()  # Before its log is begun anew.
     folder.logs.mkdir(parents=True, exist_ok=True)
     log = folder.logs / "up.log"
     command = [sys.executable, "-m", "cluster.cli", "up", *([path] if path else [])]

@@ -6,6 +6,7 @@ Requests wait here and not in a prefill worker, which gets the next only while i
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
 from protos import worker_pb2
@@ -13,8 +14,10 @@ from router.config import RouterConfig
 from router.policy import least_loaded_decode, least_loaded_prefill
 from router.pool import WorkerPool
 from router.worker_handle import WorkerHandle
-from workers.errors import DeadlineError, OverloadedError
+from workers.errors import DeadlineError, OverloadedError, UnavailableError
 from workers.request import Request
+
+logger = logging.getLogger(__name__)
 
 # Steps' worth of prompt tokens that a prefill worker may have queued.
 _MAX_QUEUED_STEPS = 2
@@ -39,21 +42,24 @@ class Admission:
         self._config = config
         # Fair: waiters get it in the order in which they came.
         self._turn = asyncio.Lock()
+        self._background: set[asyncio.Task[None]] = set()
         self.num_queued = 0
 
-    async def place(self, request: Request) -> Placement:
+    async def place(self, request: Request, *, patient: bool = False) -> Placement:
         """Wait for this request's turn and for room. Its tokens count as queued at the prefill worker until `leave`.
 
-        Raises OverloadedError when the queue is full, DeadlineError when the wait is too long, UnavailableError.
+        Raises OverloadedError when the queue is full or the wait too long, UnavailableError when no worker is there: at
+        once, or when `patient` after router.worker_wait_s.
         """
         if self.num_queued >= self._config.max_num_queued_reqs:
             raise OverloadedError(f"{self.num_queued} requests wait already (router.max_num_queued_reqs); retry later")
         self.num_queued += 1
         try:
             async with asyncio.timeout(self._config.queue_timeout_s), self._turn:
-                return await self._next(request)
+                return await self._next(request, _now() + (self._config.worker_wait_s if patient else 0.0))
         except TimeoutError:
-            raise DeadlineError(f"no room within router.queue_timeout_s ({self._config.queue_timeout_s} s)") from None
+            seconds = self._config.queue_timeout_s
+            raise OverloadedError(f"no room within router.queue_timeout_s ({seconds} s); retry later") from None
         finally:
             self.num_queued -= 1
 
@@ -64,10 +70,15 @@ class Admission:
             placement.num_queued_tokens = 0
             self._pool.changed.set()
 
-    async def _next(self, request: Request) -> Placement:
+    async def _next(self, request: Request, give_up_s: float) -> Placement:
         while True:
             self._pool.changed.clear()
-            placement = await self._try(request)
+            try:
+                placement = await self._try(request)
+            except UnavailableError:
+                if _now() >= give_up_s:
+                    raise
+                placement = None
             if placement is not None:
                 placement.num_queued_tokens = request.num_tokens
                 placement.prefill.num_queued_tokens += request.num_tokens
@@ -82,15 +93,29 @@ class Admission:
         if prefill is None:
             return None
         for decode in self._pool.ranked("decode", least_loaded_decode):
-            try:
-                return Placement(prefill, decode, await decode.reserve(request))
-            except OverloadedError:
-                continue
-            except asyncio.CancelledError:
-                # The grant may have been given all the same.
-                asyncio.get_running_loop().create_task(decode.abort(request.request_id))
-                raise
+            if grant := await self._reserve(decode, request):
+                return Placement(prefill, decode, grant)
         return None
+
+    async def _reserve(self, decode: WorkerHandle, request: Request) -> worker_pb2.Grant | None:
+        """None: no room there now, or no answer."""
+        try:
+            return await decode.reserve(request)
+        except OverloadedError:
+            return None
+        except (UnavailableError, DeadlineError) as error:
+            logger.warning("%s: no grant from %s: %s", request.request_id, decode.address, error.message)
+        except asyncio.CancelledError:
+            self._take_back(decode, request)
+            raise
+        self._take_back(decode, request)
+        return None
+
+    def _take_back(self, decode: WorkerHandle, request: Request) -> None:
+        """A grant may have been given whose answer did not come."""
+        task = asyncio.get_running_loop().create_task(decode.abort(request.request_id))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def _with_room(self, role: str) -> WorkerHandle | None:
         best = next(iter(self._pool.ranked(role, least_loaded_prefill)), None)
@@ -104,3 +129,7 @@ class Admission:
                 await self._pool.changed.wait()
         except TimeoutError:
             pass
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

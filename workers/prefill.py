@@ -64,6 +64,7 @@ class Prefill:
         Cancelling it ends the request here and gives the grant back. Raises KVFerryError.
         """
         peer = await self._peers.get(grant)
+        self.abort(request.request_id)  # The same, sent again while this one connected.
         request.output_limit = request.num_output_tokens + 1
         request.hold_blocks = True
         token_1: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
@@ -75,7 +76,8 @@ class Prefill:
         try:
             return await token_1
         except asyncio.CancelledError:
-            self.abort(request.request_id)
+            if self._shipments.get(request.request_id) is shipment:
+                self.abort(request.request_id)
             raise
 
     def advance(self, outputs: Iterable[TokenOutput]) -> list[TokenOutput]:
@@ -101,7 +103,8 @@ class Prefill:
         # Its blocks stay held until the shipment's task has ended.
         self._engine.abort(request_id)
         if shipment.task is not None:
-            shipment.task.cancel()
+            # Not now: a task that is cancelled before its first step never reaches its finally.
+            asyncio.get_running_loop().call_soon(shipment.task.cancel)
         return True
 
     def fail(self, request_id: str, error: KVFerryError) -> bool:
@@ -119,10 +122,13 @@ class Prefill:
             await close_quietly(shipment.task)
 
     async def _ship(self, shipment: Shipment) -> None:
-        request, reason = shipment.request, "aborted"
+        request, reason = shipment.request, "internal error"
         try:
             await self._send_all(shipment)
             reason = await self._finish(shipment)
+        except asyncio.CancelledError:
+            reason = "aborted"
+            raise
         except KVFerryError as error:
             reason = f"{type(error).__name__}: {error.message}"
             logger.warning("%s: hand-off failed: %s", request.request_id, reason)
@@ -162,7 +168,6 @@ class Prefill:
                     await self._wait_beyond(shipment, sent)
                     ready = shipment.num_ready
                     for frame_layers in self._layer_ranges(ready - sent):
-                        await shipment.peer.window.acquire()
                         sends.create_task(self._send(shipment, frame_layers, (sent, ready)))
                     sent = ready
         except* KVFerryError as group:
@@ -180,7 +185,8 @@ class Prefill:
 
     async def _send(self, shipment: Shipment, layers: tuple[int, int], tokens: tuple[int, int]) -> None:
         request, grant = shipment.request, shipment.grant
-        try:
+        # Taken in here: a task that is cancelled before its first step could not give it back.
+        async with shipment.peer.window:
             slots = slots_of(request.block_table, *tokens, self._layout.block_size)
             payload = await self._engine.executor.read_kv(slots, *layers)
             if shipment.first_sent_s is None:
@@ -188,8 +194,6 @@ class Prefill:
             self.num_frames_overlapped += request.num_computed_tokens < grant.end
             frame = Frame(grant.grant_id, grant.incarnation, *layers, *tokens, payload)
             await shipment.peer.sender.send(frame, request.request_id, self._config.rpc_timeout_s)
-        finally:
-            shipment.peer.window.release()
         shipment.num_frames += 1
         shipment.num_bytes += len(payload)
         self.num_frames_sent += 1
@@ -225,7 +229,9 @@ class Prefill:
 
     async def _renew(self, peer: Peer, shipments: list[Shipment]) -> None:
         try:
-            lost = set(await peer.renew(s.grant.grant_id for s in shipments))
+            # A peer that does not answer must not cost the others their leases.
+            timeout_s = min(self._config.rpc_timeout_s, self._config.lease_s / 3)
+            lost = set(await peer.renew((s.grant.grant_id for s in shipments), timeout_s))
         except KVFerryError as error:
             logger.warning("leases not renewed at %s: %s", peer.incarnation, error.message)
             return

@@ -89,6 +89,12 @@ async def call(coroutine: Awaitable[M]) -> M:
         return await coroutine
     except grpc.aio.AioRpcError as exc:
         raise error_from_rpc(exc) from exc
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # Not this task was cancelled but the call: its channel was closed.
+        raise errors.UnavailableError("the connection was closed") from None
 
 
 Handler = Callable[[Any, Any, Any], Awaitable[M]]

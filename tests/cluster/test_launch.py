@@ -19,7 +19,7 @@ from cluster.state import State, StateFolder
 pytestmark = pytest.mark.ray
 
 KVFERRY = [sys.executable, "-m", "cluster.cli"]
-CONFIG = "name: test\nrouter: {http_port: 0, grpc_port: 0}\nkv_cache_memory_bytes: 100000000\n"
+CONFIG = "name: test\nrouter: {http_port: 0, grpc_port: 0}\nkv_cache_memory_bytes: 100000000\nmax_model_len: 2048\n"
 
 
 def kvferry(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

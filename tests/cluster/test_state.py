@@ -91,6 +91,35 @@ def test_guard_ends_the_children_of_a_killed_owner_and_removes_its_folder(tmp_pa
     assert not folder.exists()
 
 
+ORPHANING_OWNER = """
+import subprocess, sys, time
+from pathlib import Path
+from cluster.guard import Guard
+guard = Guard(Path(sys.argv[1]))
+parent = "import subprocess as s; p = s.Popen(['sleep', '60'], stdout=s.DEVNULL, start_new_session=True); print(p.pid)"
+orphan = subprocess.run([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True).stdout
+guard.watch_descendants()
+print(orphan, flush=True)
+time.sleep(60)
+"""
+
+
+def test_guard_ends_those_whose_own_parent_is_gone_already(tmp_path):
+    owner = subprocess.Popen(
+        [sys.executable, "-c", ORPHANING_OWNER, str(tmp_path / "ray")], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    with owner.stdout:
+        orphan = int(owner.stdout.readline())
+    assert start_time(orphan)
+    owner.kill()
+    owner.wait()
+    deadline_s = time.monotonic() + 10
+    while start_time(orphan) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert start_time(orphan) is None
+
+
 def test_closing_a_guard_waits_until_it_is_done(tmp_path):
     folder = tmp_path / "ray"
     folder.mkdir()

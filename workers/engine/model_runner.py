@@ -21,9 +21,9 @@ from workers.kv_transfer.layout import KVLayout
 from workers.layers.logprobs import first_of_top, token_logprobs
 from workers.layers.sampler import sample
 from workers.models.architecture import ArchitectureConfig, read_architecture
-from workers.models.loader import Weights, open_weights, weight_files
-from workers.models.registry import MODELS
+from workers.models.loader import load_model, open_weights, weight_files
 from workers.models.resolve import resolve_model
+from workers.models.weights import Weights
 from workers.request import TokenLogprobs
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -55,15 +55,16 @@ class ModelRunner:
             dtype=_DTYPE_NAMES[dtype],
         )
         self.num_blocks = num_pool_blocks(config, self.layout, self.max_model_len)
-        self._model = MODELS[architecture.architecture](architecture, weights, dtype, device)
+        self._model = load_model(architecture, weights, dtype, device)
         self._pool = KVPool(self.layout, self.num_blocks, dtype, device)
         self._dtype, self._device = dtype, device
+        self._windows = frozenset(architecture.windows)
         _log.info("loaded %s in %s: %d blocks of %d", path.name, self.layout.dtype, self.num_blocks, config.block_size)
 
     @torch.inference_mode()
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
         """Compute one step; one result for each request, in their order."""
-        step = build_batch(batch, self.layout.block_size, self._dtype, self._device)
+        step = build_batch(batch, self.layout.block_size, self._dtype, self._device, self._windows)
         logits = self._model.forward(step, self._pool.tensor)
         results = [_NOTHING] * len(batch.requests)
         for i, result in self._sample(step, logits[: len(step.sample_index)]):

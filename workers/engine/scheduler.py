@@ -174,7 +174,8 @@ class Scheduler:
             if self.block_manager.can_allocate(missing):
                 request.block_table.extend(self.block_manager.allocate(missing))
                 return True
-            self._preempt(max(self.running, key=lambda r: r.arrival))
+            # Not one whose KV is being read: its blocks must stay as they are.
+            self._preempt(max((r for r in self.running if not r.hold_blocks), key=lambda r: r.arrival))
         return False
 
     def _preempt(self, victim: Request) -> None:

@@ -36,10 +36,10 @@ class Peer:
         message = pb.ReleaseRequest(grant_id=grant_id, incarnation=self.incarnation, reason=reason)
         await call(self._stub.Release(message, timeout=self._timeout_s))
 
-    async def renew(self, grant_ids: Iterable[int]) -> list[int]:
+    async def renew(self, grant_ids: Iterable[int], timeout_s: float) -> list[int]:
         """The grants among `grant_ids` that are no more."""
         message = pb.RenewRequest(incarnation=self.incarnation, grant_ids=grant_ids)
-        return list((await call(self._stub.Renew(message, timeout=self._timeout_s))).lost_grant_ids)
+        return list((await call(self._stub.Renew(message, timeout=timeout_s))).lost_grant_ids)
 
     async def close(self) -> None:
         await self.sender.close()
@@ -70,8 +70,12 @@ class Peers:
         async with self._connecting.setdefault(grant.address, asyncio.Lock()):
             peer = self._peers.get(grant.address)
             if peer is None or peer.incarnation != grant.incarnation:
-                await self._drop(grant.address)
-                peer = self._peers[grant.address] = await self._connect(grant.address)
+                found = await self._connect(grant.address)
+                if peer is not None and found.incarnation == peer.incarnation:
+                    await found.close()  # The grant is old, not the peer.
+                else:
+                    await self._drop(grant.address)
+                    peer = self._peers[grant.address] = found
         if peer.incarnation != grant.incarnation:
             raise StaleGrantError(f"the worker at {grant.address} is not the one that gave grant {grant.grant_id}")
         return peer

@@ -5,10 +5,17 @@ A kernel that reads blocks in place replaces PagedAttention: same constructor, s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch.nn import functional
 
-from workers.engine.batch import DecodeGroup, PrefillChunk, StepBatch
+from workers.engine.batch import StepBatch
+from workers.layers.attention_plan import DecodeGroup, PrefillChunk
+
+# scaled_dot_product_attention, with what it takes beside q, k and v.
+Attend = Callable[..., torch.Tensor]
 
 
 class PagedAttention:
@@ -18,10 +25,26 @@ class PagedAttention:
     K and V are never repeated. One instance serves all layers, one after another: the gathered copy is its workspace.
     """
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-        self._num_kv_heads = num_kv_heads
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> None:
+        """Scores are q k^T * scale (None: head_dim^-0.5), then softcap * tanh(scores / softcap) where there is one."""
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
         self._group = num_heads // num_kv_heads
-        self._head_dim = head_dim
+        self._window = window
+        scale = head_dim**-0.5 if scale is None else scale
+        self._attend: Attend = partial(functional.scaled_dot_product_attention, scale=scale)
+        if softcap is not None:
+            self._attend = partial(_soft_capped_attention, scale=scale, cap=softcap)
         self._workspace = torch.empty(0)
 
     def __call__(
@@ -32,33 +55,32 @@ class PagedAttention:
         q: [num_tokens, num_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim];
         kv_cache: the layer's [2, num_blocks, block_size, num_kv_heads, head_dim].
         """
-        slots = kv_cache.view(2, -1, self._num_kv_heads, self._head_dim)
+        slots = kv_cache.view(2, -1, self.num_kv_heads, self.head_dim)
         slots[0].index_copy_(0, batch.slot_mapping, k)
         slots[1].index_copy_(0, batch.slot_mapping, v)
-        parts = [self._decode(q[group.rows], kv_cache, group) for group in batch.decodes]
-        parts += [self._prefill(q[c.rows], k[c.rows], v[c.rows], kv_cache, c) for c in batch.prefills]
+        plan = batch.plans[self._window]
+        parts = [self._decode(q[group.rows], kv_cache, group) for group in plan.decodes]
+        parts += [self._prefill(q[c.rows], k[c.rows], v[c.rows], kv_cache, c) for c in plan.prefills]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _decode(self, q: torch.Tensor, kv_cache: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
         kv = self._gather(kv_cache, group.block_ids)
         # [2, num_requests, num_kv_heads, context, head_dim]
-        k, v = kv.view(2, group.num_requests, -1, self._num_kv_heads, self._head_dim).transpose(2, 3)
-        packed = q.view(-1, self._num_kv_heads, self._group, self._head_dim)
-        out = functional.scaled_dot_product_attention(packed, k, v, attn_mask=group.mask)
+        k, v = kv.view(2, group.num_requests, -1, self.num_kv_heads, self.head_dim).transpose(2, 3)
+        packed = q.view(-1, self.num_kv_heads, self._group, self.head_dim)
+        out = self._attend(packed, k, v, attn_mask=group.mask)
         return out.reshape(q.shape[0], -1)
 
     def _prefill(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, chunk: PrefillChunk
     ) -> torch.Tensor:
-        mask = None
-        if chunk.context is not None:
-            block_ids, mask = chunk.context
-            k, v = self._gather(kv_cache, block_ids).view(2, -1, self._num_kv_heads, self._head_dim)[:, : mask.shape[1]]
+        if chunk.block_ids is not None:
+            assert chunk.mask is not None, "keys out of blocks are told apart by a mask"
+            gathered = self._gather(kv_cache, chunk.block_ids).view(2, -1, self.num_kv_heads, self.head_dim)
+            k, v = gathered[:, : chunk.mask.shape[1]]
         # [num_kv_heads, group, num_tokens, head_dim]: the KV head is the batch dimension.
-        heads = q.view(-1, self._num_kv_heads, self._group, self._head_dim).permute(1, 2, 0, 3)
-        out = functional.scaled_dot_product_attention(
-            heads, self._shared(k), self._shared(v), attn_mask=mask, is_causal=mask is None
-        )
+        heads = q.view(-1, self.num_kv_heads, self._group, self.head_dim).permute(1, 2, 0, 3)
+        out = self._attend(heads, self._shared(k), self._shared(v), attn_mask=chunk.mask, is_causal=chunk.mask is None)
         return out.permute(2, 0, 1, 3).reshape(q.shape[0], -1)
 
     def _shared(self, x: torch.Tensor) -> torch.Tensor:
@@ -76,3 +98,22 @@ class PagedAttention:
         if self._workspace.numel() < num_elements or self._workspace.dtype != like.dtype:
             self._workspace = torch.empty(num_elements, dtype=like.dtype, device=like.device)
         return self._workspace[:num_elements]
+
+
+def _soft_capped_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float,
+    cap: float,
+    attn_mask: torch.Tensor | None = None,
+    is_causal: bool = False,
+) -> torch.Tensor:
+    """As scaled_dot_product_attention, whose kernels know no cap."""
+    scores = torch.tanh(q @ k.transpose(-2, -1) * (scale / cap)).mul_(cap)
+    if is_causal:
+        attn_mask = torch.full(scores.shape[-2:], float("-inf"), dtype=scores.dtype, device=scores.device).triu_(1)
+    if attn_mask is not None:
+        scores += attn_mask
+    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype) @ v

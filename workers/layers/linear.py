@@ -1,4 +1,4 @@
-"""Dense y = x W^T, and the embedding that may share its W."""
+"""Dense y = x W^T + b."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ class Linear:
     8 rows and two thirds for 512.
     """
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._packed = _can_pack(weight)
         # The plain W is free to go once packed.
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self._packed else weight
+        self._bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed:
-            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
+            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
             return y
-        return functional.linear(x, self._weight)
+        return functional.linear(x, self._weight, self._bias)
 
 
 def _can_pack(weight: torch.Tensor) -> bool:

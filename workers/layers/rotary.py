@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import torch
 
-# cos and sin, each [num_tokens, 1, head_dim]; the first half of sin is negative.
+from workers.models.rope import Rope
+
+# cos and sin, each [num_tokens, 1, rotary dim]; the first half of sin is negative.
 Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 class RotaryEmbedding:
-    """The pair (i, i + head_dim / 2) of each head turns by position * theta^(-2i / head_dim)."""
+    """The pair (i, i + dim / 2) of each head turns as its Rope says."""
 
-    def __init__(self, head_dim: int, theta: float, device: torch.device) -> None:
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-        self._inv_freq = (1.0 / theta**exponents).to(device)
+    def __init__(self, rope: Rope, device: torch.device) -> None:
+        exponents = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
+        inv_freq = 1.0 / rope.theta**exponents
+        if rope.divisors:
+            inv_freq = inv_freq / torch.tensor(rope.divisors)
+        self._inv_freq = inv_freq.to(device)
+        self._magnitude = rope.magnitude
 
     def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> Angles:
         """For `positions` [num_tokens]; the same in every layer."""
         turns = (positions.float()[:, None] * self._inv_freq).unsqueeze(1)
         cos, sin = turns.cos(), turns.sin()
+        if self._magnitude != 1.0:
+            cos, sin = cos * self._magnitude, sin * self._magnitude
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
 def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
-    """`x` is [num_tokens, num_heads, head_dim]."""
+    """`x` is [num_tokens, num_heads, head_dim]; what lies beyond the rotary dim stays as it is."""
     cos, sin = angles
-    return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, dims=-1), sin)
+    dim = cos.shape[-1]
+    if dim < x.shape[-1]:
+        return torch.cat((rotate(x[..., :dim], angles), x[..., dim:]), dim=-1)
+    return torch.addcmul(x * cos, torch.roll(x, dim // 2, dims=-1), sin)

@@ -2,32 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
+from workers.layers.embedding import Embedding
 from workers.layers.linear import Linear
-from workers.layers.norm import RMSNorm
-from workers.models.loader import Weights
+from workers.layers.mlp import Activation, GatedMLP
+from workers.layers.norm import HeadNorm, RMSNorm
+from workers.models.architecture import ArchitectureConfig
+from workers.models.weights import Weights
 
 
 class LayerReader:
-    def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
+    """Names are those after `prefix`, without their .weight or .bias."""
+
+    def __init__(
+        self,
+        config: ArchitectureConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: torch.device,
+        prefix: str = "",
+        index: int = -1,
+    ) -> None:
+        self.config = config
+        self.device = device
+        # Of the layer that it reads.
+        self.index = index
         self._weights = weights
         self._dtype = dtype
-        self._device = device
+        self._prefix = prefix
 
-    def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        out = torch.empty(shape, dtype=self._dtype, device=self._device)
-        self._weights.copy_into(name, out)
-        return out
+    def layers(self) -> Iterator[LayerReader]:
+        for i in range(self.config.num_layers):
+            prefix = f"model.layers.{i}."
+            yield LayerReader(self.config, self._weights, self._dtype, self.device, prefix, i)
 
-    def linear(self, rows: Mapping[str, int], in_features: int) -> Linear:
-        """One matrix of the tensors named by `rows`, each with its number of rows, one under another."""
-        weight = torch.empty(sum(rows.values()), in_features, dtype=self._dtype, device=self._device)
-        for name, part in zip(rows, torch.split_with_sizes(weight, list(rows.values())), strict=True):
-            self._weights.copy_into(name, part)
-        return Linear(weight)
+    def linear(self, rows: Mapping[str, int], in_features: int, *, bias: bool = False) -> Linear:
+        """One matrix of those named by `rows`, each with its number of rows, one under another; biases likewise."""
+        sizes = list(rows.values())
+        weight = self._empty(sum(sizes), in_features)
+        for name, part in zip(rows, weight.split_with_sizes(sizes), strict=True):
+            self._copy(name + ".weight", part)
+        if not bias:
+            return Linear(weight)
+        offset = self._empty(sum(sizes))
+        for name, part in zip(rows, offset.split_with_sizes(sizes), strict=True):
+            self._copy(name + ".bias", part)
+        return Linear(weight, offset)
 
-    def norm(self, name: str, size: int, eps: float) -> RMSNorm:
-        return RMSNorm(self.tensor(name, size), eps)
+    def embedding(self, scale: float | None = None) -> Embedding:
+        config = self.config
+        weight = self._empty(config.vocab_size, config.hidden_size)
+        self._copy("model.embed_tokens.weight", weight)
+        return Embedding(weight, scale)
+
+    def head(self, embedding: Embedding) -> Linear:
+        """From the last hidden state to logits: the embedding again where the two are tied."""
+        config = self.config
+        if not config.tie_word_embeddings:
+            return self.linear({"lm_head": config.vocab_size}, config.hidden_size)
+        self._weights.skip("lm_head.weight")
+        return Linear(embedding.weight)
+
+    def norm(self, name: str, *, offset: float = 0.0) -> RMSNorm:
+        """`offset` is added to the weight."""
+        return RMSNorm(self._norm_weight(name, self.config.hidden_size, offset), self.config.rms_norm_eps)
+
+    def head_norm(self, *, offset: float = 0.0) -> HeadNorm:
+        """Of q and k at once: [num_heads + num_kv_heads, head_dim]."""
+        config = self.config
+        q = self._norm_weight("self_attn.q_norm", config.head_dim, offset).expand(config.num_heads, -1)
+        k = self._norm_weight("self_attn.k_norm", config.head_dim, offset).expand(config.num_kv_heads, -1)
+        return HeadNorm(torch.cat((q, k)), config.rms_norm_eps)
+
+    def qkv(self, *, bias: bool = False) -> Linear:
+        config = self.config
+        q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        rows = {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv}
+        return self.linear(rows, config.hidden_size, bias=bias)
+
+    def attention_output(self, *, bias: bool = False) -> Linear:
+        config = self.config
+        return self.linear({"self_attn.o_proj": config.hidden_size}, config.num_heads * config.head_dim, bias=bias)
+
+    def gated_mlp(self, activation: Activation, *, bias: bool = False) -> GatedMLP:
+        hidden, inner = self.config.hidden_size, self.config.intermediate_size
+        return GatedMLP(
+            self.linear({"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, bias=bias),
+            self.linear({"mlp.down_proj": hidden}, inner, bias=bias),
+            activation,
+        )
+
+    def unstack(self, name: str) -> bool:
+        """Whether there is a tensor `name` whose rows can now be read as `name`.0, `name`.1, ..."""
+        return self._weights.unstack(self._prefix + name)
+
+    def _norm_weight(self, name: str, size: int, offset: float) -> torch.Tensor:
+        # With an offset the stored values lie around 0, and only their sum with it in fp32 keeps their precision.
+        weight = self._empty(size, dtype=torch.float32 if offset else self._dtype)
+        self._copy(name + ".weight", weight)
+        return weight + offset if offset else weight
+
+    def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype or self._dtype, device=self.device)
+
+    def _copy(self, name: str, out: torch.Tensor) -> None:
+        self._weights.copy_into(self._prefix + name, out)

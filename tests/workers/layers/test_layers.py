@@ -6,6 +6,7 @@ import torch
 from workers.layers.linear import Linear
 from workers.layers.norm import RMSNorm
 from workers.layers.rotary import RotaryEmbedding, rotate
+from workers.models.rope import Rope
 
 CPU = torch.device("cpu")
 
@@ -30,7 +31,7 @@ def test_rms_norm_is_its_formula() -> None:
 def test_rotation_turns_each_pair_by_its_angle() -> None:
     head_dim, theta = 8, 100.0
     x, positions = torch.randn(3, 2, head_dim), torch.tensor([0, 5, 1000])
-    got = rotate(x, RotaryEmbedding(head_dim, theta, CPU).angles(positions, torch.float32))
+    got = rotate(x, RotaryEmbedding(Rope(theta, head_dim), CPU).angles(positions, torch.float32))
     pairs = torch.complex(x[..., :4], x[..., 4:])
     angles = positions.double()[:, None] * theta ** (-torch.arange(4).double() * 2 / head_dim)
     want = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]

@@ -9,13 +9,12 @@ from gguf import GGMLQuantizationType
 from tests.checkpoints import TinyLlama, write_folder, write_gguf, write_tensors
 from workers.errors import ConfigError
 from workers.models.architecture import read_architecture
-from workers.models.loader import open_weights
-from workers.models.registry import MODELS
+from workers.models.loader import load_model, open_weights
 
 
 def load(path: Path) -> None:
     config = read_architecture(path)
-    MODELS[config.architecture](config, open_weights(path, config), torch.float32, torch.device("cpu"))
+    load_model(config, open_weights(path, config), torch.float32, torch.device("cpu"))
 
 
 def folder_with(path: Path, tensors: dict[str, torch.Tensor]) -> Path:

@@ -1,0 +1,50 @@
+"""What all end-to-end tests share: one 1P1D and one colocated cluster of real processes, and the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.clusters import RealCluster, Running, up
+from tests.exact import Comparator
+from tests.oracle import TransformersOracle
+from tests.prompts import MODEL, tokenizer
+from workers.models.resolve import resolve_model
+
+# The packaged local.yaml, beside whatever else runs on this machine.
+_CONFIG = "router: {http_port: 0, grpc_port: 0}\nmax_model_len: 2048\n"
+_SUMMARIES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="session")
+def one_p_one_d(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with up(RealCluster("e2e-1p1d", tmp_path_factory.mktemp("home")), _CONFIG) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def colocated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    cluster = RealCluster("e2e-colocated", tmp_path_factory.mktemp("home"))
+    with up(cluster, _CONFIG + "colocated: {replicas: 1}\n") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def oracle() -> TransformersOracle:
+    return TransformersOracle(resolve_model(MODEL), tokenizer().eos_token_ids)
+
+
+@pytest.fixture(scope="session")
+def comparator(oracle: TransformersOracle, pytestconfig: pytest.Config) -> Iterator[Comparator]:
+    """One run of comparisons over all tests: too many ties in sum are an error at its end."""
+    comparator = Comparator(oracle, tokenizer().eos_token_ids)
+    yield comparator
+    ties = [f"  {tie}" for tie in comparator.ties]
+    pytestconfig.stash[_SUMMARIES] = [f"law 2: {comparator.summary()}", *ties]
+    comparator.check()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in terminalreporter.config.stash.get(_SUMMARIES, []):
+        terminalreporter.write_line(line)

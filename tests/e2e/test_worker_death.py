@@ -1,0 +1,84 @@
+"""A decode worker that is killed: answers end with an error, the router says so and lives on, Ctrl-C ends the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cluster.client import Client
+from tests.e2e.clusters import KVFERRY, RealCluster, Running, connected, wait_until
+from workers.errors import UnavailableError
+
+pytestmark = pytest.mark.ray
+
+# Four attempts with 0.2 + 0.4 + 0.8 s between them, and what it takes to notice.
+WITHIN_S = 8.0
+
+
+@pytest.fixture
+def foreground(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Running]]:
+    cluster = RealCluster("e2e-death", tmp_path)
+    command = [*KVFERRY, "up", str(cluster.write_config("router: {http_port: 0, grpc_port: 0}\n"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=cluster.env) as up:
+        assert up.stdout is not None
+        try:
+            ready = next(line for line in iter(up.stdout.readline, "") if "is ready" in line)
+            with connected(cluster, ready) as running:
+                yield up, running
+        finally:
+            if up.poll() is None:
+                up.kill()
+
+
+def read_events(response: httpx.Response, events: queue.Queue[str | None]) -> None:
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            events.put(line.removeprefix("data: "))
+    events.put(None)
+
+
+def test_a_killed_decode_worker_ends_answers_with_an_error_and_nothing_else(foreground):
+    up, running = foreground
+    body = {"prompt": "Once upon a time", "max_tokens": 1000, "stream": True, "ignore_eos": True}
+    assert httpx.get(f"{running.http}/ready").status_code == 200
+    events: queue.Queue[str | None] = queue.Queue()
+    with httpx.stream("POST", f"{running.http}/v1/completions", json=body, timeout=60) as response:
+        reader = threading.Thread(target=read_events, args=(response, events))
+        reader.start()
+        for _ in range(3):
+            assert "choices" in json.loads(events.get(timeout=30) or "")
+        os.kill(running.stats()["decode"].pid, signal.SIGKILL)
+        killed_s = time.monotonic()
+        wait_until(lambda: httpx.get(f"{running.http}/ready").status_code, lambda status: status == 503, WITHIN_S)
+        last = None
+        while (event := events.get(timeout=WITHIN_S)) is not None:
+            last = event
+        assert time.monotonic() - killed_s < WITHIN_S
+        reader.join()
+    error = json.loads(last or "")["error"]
+    assert error["type"] == "server_error"
+    assert "decode" in error["message"]
+    assert "\n" not in error["message"]
+
+    assert httpx.get(f"{running.http}/ready").json()["reason"] == "no decode worker answers"
+    assert httpx.get(f"{running.http}/health").status_code == 200
+    refused = httpx.post(f"{running.http}/v1/completions", json={**body, "stream": False}, timeout=WITHIN_S)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (503, "server_error")
+    assert int(refused.headers["retry-after"]) >= 1
+    with Client(running.grpc) as client, pytest.raises(UnavailableError, match="no decode worker answers"):
+        client.generate("Hi", max_tokens=4, timeout_s=WITHIN_S)
+    assert [worker.stats.blocks_in_use for worker in running.status().workers if worker.stats.role == "prefill"] == [0]
+
+    os.killpg(up.pid, signal.SIGINT)
+    assert up.wait(30) == 0
+    assert not wait_until(running.cluster.processes, lambda left: not left, 5)

@@ -1,0 +1,85 @@
+"""A model whose next token is a hash over every KV byte that it reads, so that lost, foreign, stale or misplaced KV
+changes the answer; and the same model without any cache, as its oracle."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+
+from workers.config import EngineConfig
+from workers.engine.executor import Buffer, StepResult
+from workers.engine.scheduler import ScheduledRequest, SchedulerOutput
+from workers.kv_transfer.layout import KVLayout
+from workers.kv_transfer.slots import slots_of
+from workers.request import FinishReason, SamplingParams
+
+NUM_LAYERS, HEAD_DIM = 3, 4
+VOCAB_SIZE = 97
+EOS = 0
+
+
+class HashRunner:
+    """Implements Runner. The pool's words are the bits of float32: [num_layers, 2, num_slots, num_kv_heads=1, 4]."""
+
+    def __init__(self, config: EngineConfig, fingerprint: str = "hash") -> None:
+        assert config.num_gpu_blocks_override is not None
+        assert config.max_model_len is not None
+        self.num_blocks = config.num_gpu_blocks_override
+        self.max_model_len = config.max_model_len
+        self.eos_token_ids = frozenset({EOS})
+        self.layout = KVLayout(fingerprint, NUM_LAYERS, 1, HEAD_DIM, config.block_size, "float32")
+        self.pool = np.zeros((NUM_LAYERS, 2, self.num_blocks * config.block_size, 1, HEAD_DIM), np.uint32)
+        # What each step computed: (request id, start, number of tokens).
+        self.steps: list[list[tuple[str, int, int]]] = []
+
+    def execute(self, batch: SchedulerOutput) -> list[StepResult]:
+        self.steps.append([(r.request_id, r.start, len(r.token_ids)) for r in batch.requests])
+        return [StepResult(self._compute(request)) for request in batch.requests]
+
+    def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
+        return self.pool[layer_start:layer_end, :, slots].tobytes()
+
+    def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
+        shape = (layer_end - layer_start, 2, len(slots), 1, HEAD_DIM)
+        self.pool[layer_start:layer_end, :, slots] = np.frombuffer(payload, np.uint32).reshape(shape)
+
+    def _compute(self, request: ScheduledRequest) -> int | None:
+        end = request.start + len(request.token_ids)
+        slots = slots_of(request.block_table, 0, end, self.layout.block_size)
+        self.pool[:, :, slots[request.start :]] = kv_of(request.token_ids, request.start)
+        return None if request.params is None else next_token(self.pool[:, :, slots], request.params, end)
+
+
+def kv_of(token_ids: Sequence[int], start: int = 0) -> np.ndarray:
+    """[num_layers, 2, num_tokens, 1, head_dim]: a function of (token id, position, place in it)."""
+    tokens = np.asarray(token_ids, np.uint64)
+    positions = np.arange(start, start + len(tokens), dtype=np.uint64)
+    places = np.arange(NUM_LAYERS * 2 * HEAD_DIM, dtype=np.uint64).reshape(NUM_LAYERS, 2, 1, 1, HEAD_DIM)
+    words = (tokens * np.uint64(1_000_003) + positions * np.uint64(8_191))[:, None, None] + places * np.uint64(131)
+    words = (words + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    return np.asarray(words >> np.uint64(32), np.uint32)
+
+
+def next_token(kv: np.ndarray, params: SamplingParams, position: int) -> int:
+    """The token at `position`, after KV of [0, position); the seed and the position count when it is drawn."""
+    draw = b"" if params.greedy else struct.pack("<QI", (params.seed or 0) & (1 << 64) - 1, position)
+    return xxhash.xxh3_64_intdigest(kv.tobytes() + draw) % VOCAB_SIZE
+
+
+def expected(prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], FinishReason]:
+    """The whole answer, recomputed from all tokens for each one."""
+    assert params.max_tokens is not None
+    tokens: list[int] = []
+    while len(tokens) < params.max_tokens:
+        so_far = [*prompt, *tokens]
+        tokens.append(next_token(kv_of(so_far), params, len(so_far)))
+        if tokens[-1] in params.stop_token_ids or (tokens[-1] == EOS and not params.ignore_eos):
+            return tokens, FinishReason.STOP
+    return tokens, FinishReason.LENGTH
+
+
+def expected_tokens(prompt: Sequence[int], params: SamplingParams) -> list[int]:
+    return expected(prompt, params)[0]

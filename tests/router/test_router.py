@@ -1,0 +1,344 @@
+"""The whole path, in one process on the virtual clock.
+
+Whatever happens to the workers, the client sees the right tokens once each, or a typed error; and afterwards nothing
+is reserved, in use or quarantined anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from cluster.sim.loop import run, virtual_loop
+from cluster.sim.network import corrupt, delay, drop, duplicate
+from cluster.sim.rpc import Status
+from tests.factories import BLOCK_SIZE, GREEDY, LEASE_S, SEEDED, SimCluster, prompt_of, sim_cluster, tokens_of
+from tests.fake_model import EOS, expected, expected_tokens
+from workers.errors import FrameError, InvalidRequestError, StaleGrantError, UnavailableError
+from workers.request import FinishReason, SamplingParams, TokenOutput
+
+LENGTHS = [1, 2, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 15, 16, 17, 31, 32, 33, 90]
+LONG = replace(GREEDY, max_tokens=60)
+PLACES = {"1P1D": (1, 1, 0), "2P3D": (2, 3, 0), "colocated": (0, 0, 1)}
+
+
+def ask(cluster: SimCluster, length: int, params: SamplingParams = LONG, name: str = "") -> asyncio.Task[list[int]]:
+    name = name or f"r{length}"
+    return asyncio.create_task(cluster.ask(prompt_of(length), params, name), name=name)
+
+
+async def tokens_until(cluster: SimCluster, count: int) -> str:
+    """Wait until a request that was asked for has so many tokens; the decode worker it is on."""
+    while True:
+        for name, worker in cluster.alive().items():
+            if any(r.num_output_tokens >= count for r in worker.engine.requests.values() if r.handed_over):
+                return name
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_every_way_to_serve_gives_the_answers_of_a_model_without_a_cache(place, params):
+    async def main() -> None:
+        async with sim_cluster(*PLACES[place]) as cluster:
+            for length in LENGTHS:
+                assert await cluster.ask(prompt_of(length), params) == expected_tokens(prompt_of(length), params)
+            together = await asyncio.gather(*(ask(cluster, length, params) for length in LENGTHS))
+            assert together == [expected_tokens(prompt_of(length), params) for length in LENGTHS]
+            for name, worker in cluster.workers.items():
+                computed = worker.engine.num_prompt_tokens_computed
+                assert (computed == 0) == (name[0] == "d")
+
+    run(main())
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_few_tokens_are_exactly_as_many_and_the_reason_is_right(place, max_tokens):
+    async def main() -> None:
+        async with sim_cluster(*PLACES[place]) as cluster:
+            params = replace(GREEDY, max_tokens=max_tokens)
+            outputs = await cluster.outputs(prompt_of(10), params)
+            assert tokens_of(outputs) == expected_tokens(prompt_of(10), params)
+            assert len(tokens_of(outputs)) == max_tokens
+            assert outputs[-1].finish_reason is FinishReason.LENGTH
+
+    run(main())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_eos_and_stop_tokens_end_an_answer_at_any_index_the_handed_over_token_included(place):
+    async def main() -> None:
+        async with sim_cluster(*PLACES[place]) as cluster:
+            prompt = prompt_of(10)
+            whole = expected_tokens(prompt, GREEDY)
+            cases = [replace(GREEDY, stop_token_ids=(token,)) for token in whole[:4]]
+            cases += [replace(GREEDY, max_tokens=100, ignore_eos=False)]
+            for params in cases:
+                outputs = await cluster.outputs(prompt, params)
+                assert (tokens_of(outputs), outputs[-1].finish_reason) == expected(prompt, params)
+            first_is_eos = next(
+                p for seed in range(2000) if expected_tokens(p := prompt_of(10, seed), GREEDY)[0] == EOS
+            )
+            assert await cluster.ask(first_is_eos, replace(GREEDY, ignore_eos=False)) == [EOS]
+
+    run(main())
+
+
+def test_32_requests_at_once_share_a_small_pool():
+    async def main() -> None:
+        async with sim_cluster(num_gpu_blocks_override=40) as cluster:
+            tasks = [ask(cluster, 5 + i, replace(SEEDED, seed=i, max_tokens=10)) for i in range(32)]
+            answers = await asyncio.gather(*tasks)
+            for i, answer in enumerate(answers):
+                assert answer == expected_tokens(prompt_of(5 + i), replace(SEEDED, seed=i, max_tokens=10))
+            assert cluster.workers["d0"].engine.max_num_running > 1
+
+    run(main())
+
+
+def test_a_late_request_gets_its_second_token_while_all_others_still_decode():
+    async def main() -> None:
+        async with sim_cluster() as cluster:
+            others = [ask(cluster, length) for length in (5, 6, 7)]
+            await tokens_until(cluster, 5)
+            async with aclosing(cluster.router.generate(prompt_of(9), GREEDY, "late")) as stream:
+                seen: list[TokenOutput] = []
+                async for output in stream:
+                    seen.append(output)
+                    if len(seen) == 2:
+                        assert not any(task.done() for task in others)
+            assert tokens_of(seen) == expected_tokens(prompt_of(9), GREEDY)
+            await asyncio.gather(*others)
+
+    run(main())
+
+
+@pytest.mark.parametrize("after", [1, 2, 5, 30])
+def test_a_decode_worker_killed_mid_stream_costs_no_token_and_repeats_none(after):
+    async def main() -> None:
+        async with sim_cluster(1, 2) as cluster:
+            tasks = [ask(cluster, length, replace(SEEDED, max_tokens=60)) for length in (10, 20, 30, 40)]
+            victim = await tokens_until(cluster, after)
+            await cluster.kill(victim)
+            answers = await asyncio.gather(*tasks)
+            assert answers == [expected_tokens(prompt_of(n), replace(SEEDED, max_tokens=60)) for n in (10, 20, 30, 40)]
+
+    run(main())
+
+
+@pytest.mark.parametrize("at_s", [0.0, 0.0006, 0.002, 0.01, 0.03, 0.05, 0.1])
+def test_a_prefill_worker_killed_at_any_moment_leaves_its_prompts_to_another(at_s):
+    async def main() -> None:
+        # A grant that a dead worker held is free when its lease ends, if no abort came before.
+        async with sim_cluster(2, 1, idle_within_s=LEASE_S + 1) as cluster:
+            tasks = [ask(cluster, length) for length in (50, 60, 70)]
+            await asyncio.sleep(at_s)
+            await cluster.kill("p0")
+            assert await asyncio.gather(*tasks) == [expected_tokens(prompt_of(n), LONG) for n in (50, 60, 70)]
+
+    run(main())
+
+
+def test_the_only_decode_worker_replaced_at_its_address_takes_the_requests_up_again():
+    async def main() -> None:
+        async with sim_cluster(router={"max_attempts": 10}) as cluster:
+            tasks = [ask(cluster, length) for length in (10, 20)]
+            await tokens_until(cluster, 5)
+            await cluster.kill("d0")
+            await asyncio.sleep(1.0)
+            await cluster.replace("d0")
+            assert await asyncio.gather(*tasks) == [expected_tokens(prompt_of(n), LONG) for n in (10, 20)]
+
+    run(main())
+
+
+def test_when_all_tries_are_spent_the_error_is_typed():
+    async def main() -> None:
+        async with sim_cluster() as cluster:
+            asking = ask(cluster, 20)
+            await tokens_until(cluster, 5)
+            await cluster.kill("d0")
+            with pytest.raises(UnavailableError, match="no decode worker answers"):
+                await asking
+
+    run(main())
+
+
+@pytest.mark.parametrize("at", [0, 4, 20, 35, 60, -1])
+def test_a_damaged_frame_is_never_an_answer(at):
+    async def main() -> None:
+        async with sim_cluster() as cluster:
+            once = cluster.network.fault("Put", corrupt(at), skip=3, count=1)
+            assert await cluster.ask(prompt_of(60), LONG) == expected_tokens(prompt_of(60), LONG)
+            assert once.num_seen > 4
+            cluster.network.fault("Put", corrupt(at))
+            with pytest.raises((FrameError, StaleGrantError)):
+                await cluster.ask(prompt_of(60), LONG)
+
+    run(main())
+
+
+@pytest.mark.parametrize("method", ["Put", "Commit", "Reserve", "Prefill", "Abort", "Renew", "GetStats"])
+@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize("fault", [drop, duplicate, delay(3.0)], ids=["lost", "twice", "late"])
+def test_a_message_lost_late_or_sent_twice_changes_no_answer(method, answers, fault):
+    """Whatever the fault does not reach ends by its deadline or lease."""
+
+    async def main() -> None:
+        settings = {"rpc_timeout_s": 2.0, "lease_s": 5.0}
+        router = {"rpc_timeout_s": 2.0, "token_timeout_s": 8.0}
+        async with sim_cluster(1, 2, router=router, idle_within_s=20.0, transfer=settings) as cluster:
+            cluster.network.fault(method, fault, answers=answers, skip=1, count=1)
+            tasks = [ask(cluster, length, replace(SEEDED, max_tokens=20)) for length in (6, 30, 50)]
+            wanted = [expected_tokens(prompt_of(n), replace(SEEDED, max_tokens=20)) for n in (6, 30, 50)]
+            assert await asyncio.gather(*tasks) == wanted
+
+    run(main())
+
+
+def test_outputs_sent_twice_reach_the_client_once():
+    async def main() -> None:
+        async with sim_cluster() as cluster:
+            cluster.network.fault("StreamOutputs", duplicate, answers=True)
+            assert await cluster.ask(prompt_of(20), LONG) == expected_tokens(prompt_of(20), LONG)
+
+    run(main())
+
+
+def test_outputs_that_get_lost_are_missed_and_asked_for_again():
+    async def main() -> None:
+        async with sim_cluster() as cluster:
+            cluster.network.fault("StreamOutputs", drop, answers=True, skip=5, count=1)
+            assert await cluster.ask(prompt_of(20), LONG) == expected_tokens(prompt_of(20), LONG)
+
+    run(main())
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.0005, 0.001, 0.003, 0.007, 0.012, 0.02, 0.05, 0.1, 0.2, 0.3])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_client_that_goes_away_at_any_moment_frees_both_sides_at_once(after_s, place):
+    async def main() -> None:
+        async with sim_cluster(*PLACES[place]) as cluster:
+            tasks = [ask(cluster, length, LONG, f"r{length}") for length in (20, 60)]
+            await asyncio.sleep(after_s)
+            tasks[0].cancel()
+            assert await tasks[1] == expected_tokens(prompt_of(60), LONG)
+            with pytest.raises(asyncio.CancelledError):
+                await tasks[0]
+
+    run(main())
+
+
+@pytest.mark.parametrize("count", [1, 2, 10])
+def test_closing_the_stream_between_two_tokens_aborts_the_request(count):
+    async def main() -> None:
+        async with sim_cluster() as cluster:
+            async with aclosing(cluster.router.generate(prompt_of(20), LONG, "r")) as stream:
+                async for output in stream:
+                    if output.index + 1 == count:
+                        break
+            await asyncio.sleep(0.05)
+            assert cluster.busy() == {}
+
+    run(main())
+
+
+def test_an_abort_of_an_earlier_attempt_that_comes_late_does_not_end_the_next():
+    async def main() -> None:
+        async with sim_cluster(router={"token_timeout_s": 30.0}) as cluster:
+            cluster.network.fault("Abort", delay(0.3))
+            cluster.network.fault("Put", corrupt(-1), count=1)
+            began = virtual_loop().time()
+            assert await cluster.ask(prompt_of(20), LONG) == expected_tokens(prompt_of(20), LONG)
+            assert virtual_loop().time() - began < 5.0
+
+    run(main())
+
+
+def test_a_failure_of_an_earlier_attempt_that_is_heard_of_late_does_not_end_the_next():
+    async def main() -> None:
+        async with sim_cluster(router={"max_attempts": 2}) as cluster:
+            cluster.network.fault("StreamOutputs", delay(0.21), answers=True, count=1)
+            cluster.network.fault("Put", corrupt(-1), count=1)
+            assert await cluster.ask(prompt_of(20), LONG) == expected_tokens(prompt_of(20), LONG)
+
+    run(main())
+
+
+def test_a_router_that_is_gone_for_a_lease_costs_its_workers_nothing():
+    async def main() -> None:
+        async with sim_cluster(
+            1, 1, 1, max_model_len=2000, num_gpu_blocks_override=600, router={"worker_wait_s": 0}
+        ) as cluster:
+            endless = replace(GREEDY, max_tokens=1900)
+            tasks = [ask(cluster, length, endless) for length in (10, 20)]
+            await tokens_until(cluster, 5)
+            cluster.router_host.kill()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(error, UnavailableError) for error in results)
+            decode = cluster.workers["d0"].engine
+            assert len(decode.requests) == 2
+            await asyncio.sleep(LEASE_S + 0.1)
+            assert not decode.requests
+            assert decode.num_output_tokens < 2 * 1900
+
+    run(main())
+
+
+def test_a_router_whose_stream_breaks_for_a_moment_goes_on():
+    async def main() -> None:
+        async with sim_cluster() as cluster:
+            asking = ask(cluster, 20)
+            await tokens_until(cluster, 10)
+            for call in [c for c in cluster.router_host.calls if c.method.endswith("StreamOutputs")]:
+                call.abandon(Status(grpc.StatusCode.UNAVAILABLE, "reset"))
+            assert await asking == expected_tokens(prompt_of(20), LONG)
+
+    run(main())
+
+
+def test_a_bad_request_is_not_tried_again():
+    async def main() -> None:
+        async with sim_cluster() as cluster:
+            began = virtual_loop().time()
+            for prompt in ([], prompt_of(160)):
+                with pytest.raises(InvalidRequestError):
+                    await cluster.ask(prompt, GREEDY)
+            assert virtual_loop().time() - began < 0.1
+
+    run(main())
+
+
+def test_a_timeline_adds_up_to_the_time_that_passed():
+    async def main() -> None:
+        async with sim_cluster() as cluster:
+            for length in (5, 60):
+                began = virtual_loop().time()
+                outputs = await cluster.outputs(prompt_of(length), LONG)
+                passed = virtual_loop().time() - began
+                timeline = outputs[-1].timeline
+                assert timeline is not None
+                parts = (
+                    timeline.queued_s, timeline.prefill_queued_s, timeline.prefill_s, timeline.transfer_unhidden_s,
+                    timeline.decode_queued_s, timeline.decode_s,
+                )  # fmt: skip
+                assert all(part >= 0 for part in parts)
+                # What is missing are five messages: Reserve and Prefill, both ways, and an output.
+                assert passed - 5 * 0.0006 < sum(parts) < passed
+
+    run(main())
+
+
+def test_the_same_seed_gives_the_same_run():
+    async def main(seed: int) -> tuple[float, list[list[tuple[str, int, int]]]]:
+        async with sim_cluster(2, 2, seed=seed) as cluster:
+            await asyncio.gather(*(ask(cluster, length) for length in (10, 20, 30, 40, 50)))
+            steps = [step for worker in cluster.workers.values() for step in worker.engine.executor.runner.steps]  # type: ignore[attr-defined]
+            return virtual_loop().time(), steps
+
+    assert run(main(1)) == run(main(1)) != run(main(2))

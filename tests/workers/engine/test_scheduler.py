@@ -1,0 +1,252 @@
+"""The scheduler: how a step's tokens are shared, and its places against a brute-force account of who owns what."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tests.factories import make_request
+from workers.config import SchedulerConfig
+from workers.engine.block_manager import BlockManager
+from workers.engine.scheduler import Scheduler, SchedulerOutput, share_tokens
+from workers.request import Request, RequestStatus
+
+BLOCK_SIZE = 4
+# Longest request: it must fit into the pool of NUM_BLOCKS alone.
+NUM_BLOCKS, MAX_TOKENS = 10, 36
+CONFIG = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8)
+
+prompts = st.lists(st.integers(1, 400), min_size=1, max_size=12)
+budgets = st.integers(1, 600)
+
+
+@given(prompts, budgets)
+def test_shares_spend_the_budget_or_finish_every_prompt(remaining, budget):
+    shares = share_tokens(remaining, budget)
+    assert all(0 <= share <= wanted for share, wanted in zip(shares, remaining, strict=True))
+    assert sum(shares) == min(budget, sum(remaining))
+
+
+@given(prompts, budgets)
+def test_the_oldest_gets_half_or_all_that_it_lacks(remaining, budget):
+    assert share_tokens(remaining, budget)[0] >= min(remaining[0], budget // 2)
+
+
+@given(prompts, budgets)
+def test_beyond_the_oldest_a_shorter_prompt_is_never_kept_waiting_by_a_longer_one(remaining, budget):
+    shares = share_tokens(remaining, budget)
+    for i in range(1, len(remaining)):
+        if shares[i] < remaining[i]:
+            assert not any(shares[j] for j in range(1, len(remaining)) if remaining[j] > remaining[i])
+
+
+@given(prompts, budgets)
+def test_nobody_starves(remaining, budget):
+    """Every prompt ends after as many steps as its own and its elders' tokens take at half of the budget."""
+    left = list(remaining)
+    for _ in range(sum(-(-tokens // max(1, budget // 2)) for tokens in remaining)):
+        live = [i for i, tokens in enumerate(left) if tokens]
+        for i, share in zip(live, share_tokens([left[i] for i in live], budget), strict=True):
+            left[i] -= share
+    assert not any(left)
+
+
+def test_no_prompts_need_no_shares():
+    assert share_tokens([], 8) == []
+
+
+def scheduler() -> Scheduler:
+    return Scheduler(CONFIG, BlockManager(NUM_BLOCKS, BLOCK_SIZE))
+
+
+def compute(step: SchedulerOutput, live: dict[str, Request]) -> None:
+    """What the engine does with a step's result."""
+    for scheduled in step.requests:
+        request = live[scheduled.request_id]
+        request.num_computed_tokens = scheduled.start + len(scheduled.token_ids)
+        if scheduled.params is not None:
+            request.output_token_ids.append(7)
+
+
+def admit(place: Scheduler, *sizes: int) -> dict[str, Request]:
+    requests = {f"r{i}": make_request(size, request_id=f"r{i}", arrival=i) for i, size in enumerate(sizes)}
+    for request in requests.values():
+        place.add(request)
+    return requests
+
+
+def test_a_short_prompt_finishes_its_prefill_before_a_long_one_that_came_first():
+    place = scheduler()
+    live = admit(place, 20, 3)
+    step = place.schedule()
+    assert [(r.request_id, len(r.token_ids), r.params is not None) for r in step.requests] == [
+        ("r0", 5, False), ("r1", 3, True),
+    ]  # fmt: skip
+    compute(step, live)
+    # The one that decodes now takes its token first; the rest of the step is the long prompt's.
+    assert [(r.request_id, len(r.token_ids)) for r in place.schedule().requests] == [("r1", 1), ("r0", 7)]
+
+
+def test_chunks_cover_a_prompt_once_and_in_order():
+    place = scheduler()
+    live = admit(place, 19)
+    covered: list[int] = []
+    while not live["r0"].output_token_ids:
+        step = place.schedule()
+        (chunk,) = step.requests
+        covered += chunk.token_ids
+        assert chunk.start + len(chunk.token_ids) == len(covered)
+        assert (chunk.params is not None) == (len(covered) == 19)
+        compute(step, live)
+    assert covered == live["r0"].prompt_token_ids
+
+
+def test_preemption_takes_the_latest_arrival_and_starts_it_again_first():
+    place = scheduler()
+    live = admit(place, 4, 4, 4)
+    while not place.num_preemptions:
+        assert live["r0"].num_tokens < MAX_TOKENS
+        compute(place.schedule(), live)
+    assert [r.request_id for r in place.waiting] == ["r2"]
+    assert live["r2"].status is RequestStatus.PREEMPTED
+    assert (live["r2"].num_computed_tokens, live["r2"].block_table) == (0, [])
+    place.add(make_request(1, request_id="late", arrival=9))
+    assert [r.request_id for r in place.waiting] == ["r2", "late"]
+
+
+def test_a_request_whose_kv_is_being_read_is_not_preempted():
+    place = scheduler()
+    live = admit(place, 8, 8)
+    live["held"] = make_request(8, request_id="held", arrival=9, hold_blocks=True)
+    place.add(live["held"])
+    while not place.num_preemptions:
+        step = place.schedule()
+        compute(step, live)
+        if live["held"].output_token_ids:
+            # Its next token is not wanted: it stands for a shipment that is slow.
+            live["held"].output_token_ids.clear()
+            live["held"].num_computed_tokens = 7
+    assert [r.request_id for r in place.waiting] == ["r1"]
+    assert len(live["held"].block_table) == 2
+
+
+def test_a_hand_off_takes_room_for_one_token_more_and_starts_without_recomputing():
+    place = scheduler()
+    request = make_request(8)
+    place.reserve(request)
+    assert len(request.block_table) == 3
+    del place.waiting_for_kv["r"]
+    request.num_computed_tokens = 8
+    request.output_token_ids.append(5)
+    place.add(request)
+    (scheduled,) = place.schedule().requests
+    assert (scheduled.start, list(scheduled.token_ids)) == (8, [5])
+    assert scheduled.params is request.params
+
+
+def test_room_is_not_promised_while_a_preempted_request_waits_for_it():
+    place = scheduler()
+    place.add(make_request(4, request_id="preempted"))
+    assert not place.can_reserve(4)
+    place.schedule()
+    assert place.can_reserve(4)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests come, are reserved, committed, aborted and computed in any order; the account is kept beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = scheduler()
+        self.live: dict[str, Request] = {}
+        self.count = 0
+
+    def _new(self, size: int) -> Request:
+        self.count += 1
+        return make_request(size, request_id=f"r{self.count}", arrival=self.count)
+
+    @rule(size=st.integers(1, 20))
+    def add(self, size: int) -> None:
+        request = self._new(size)
+        self.live[request.request_id] = request
+        self.place.add(request)
+
+    @rule(size=st.integers(1, 20))
+    def reserve(self, size: int) -> None:
+        free = self.place.block_manager.num_free
+        if self.place.can_reserve(size):
+            request = self._new(size)
+            self.live[request.request_id] = request
+            self.place.reserve(request)
+            assert len(request.block_table) * BLOCK_SIZE > size
+        else:
+            assert self.place.block_manager.num_free == free
+
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        if waiting := sorted(self.place.waiting_for_kv):
+            request = self.place.waiting_for_kv.pop(data.draw(st.sampled_from(waiting)))
+            request.num_computed_tokens = request.num_tokens
+            request.output_token_ids.append(7)
+            self.place.add(request)
+
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        if self.live:
+            self._end(self.live[data.draw(st.sampled_from(sorted(self.live)))])
+
+    def _end(self, request: Request) -> None:
+        self.place.remove(request)
+        self.place.free(request)
+        del self.live[request.request_id]
+
+    @rule()
+    def step(self) -> None:
+        step = self.place.schedule()
+        assert step.num_tokens == sum(len(r.token_ids) for r in step.requests) <= CONFIG.max_num_batched_tokens
+        assert len({r.request_id for r in step.requests}) == len(step.requests) <= CONFIG.max_num_seqs
+        for scheduled in step.requests:
+            request = self.live[scheduled.request_id]
+            end = scheduled.start + len(scheduled.token_ids)
+            assert scheduled.start == request.num_computed_tokens
+            assert (
+                list(scheduled.token_ids)
+                == [*request.prompt_token_ids, *request.output_token_ids][scheduled.start : end]
+            )
+            assert len(scheduled.block_table) * BLOCK_SIZE >= end
+        decoding = {r.request_id for r in self.place.running if r.num_tokens - r.num_computed_tokens == 1}
+        assert decoding <= {r.request_id for r in step.requests}
+        compute(step, self.live)
+        for request in [r for r in self.live.values() if r.num_tokens >= MAX_TOKENS]:
+            self._end(request)
+
+    @invariant()
+    def every_block_has_one_owner_and_every_request_one_place(self) -> None:
+        self.place.block_manager.check_integrity(b for r in self.live.values() for b in r.block_table)
+        places = [*self.place.waiting, *self.place.running, *self.place.waiting_for_kv.values()]
+        assert sorted(r.request_id for r in places) == sorted(self.live)
+
+    def teardown(self) -> None:
+        """What is left without grants comes to its end."""
+        for request in list(self.place.waiting_for_kv.values()):
+            self._end(request)
+        for _ in range(len(self.live) * (MAX_TOKENS + 10)):
+            self.step()
+        assert not self.live
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+test_scheduler_agrees_with_a_brute_force_account = SchedulerMachine.TestCase
+
+
+@pytest.mark.parametrize("num_seqs", [1, 4])
+def test_as_many_requests_as_a_step_has_tokens_all_get_one(num_seqs):
+    place = Scheduler(
+        SchedulerConfig(max_num_seqs=num_seqs, max_num_batched_tokens=num_seqs), BlockManager(NUM_BLOCKS, BLOCK_SIZE)
+    )
+    live = admit(place, *[2] * num_seqs)
+    for _ in range(2 * num_seqs):
+        compute(place.schedule(), live)
+    assert all(request.output_token_ids for request in live.values())

@@ -1,0 +1,110 @@
+"""Frames: whatever happens to one on its way, it is either what was sent or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.errors import FrameError
+from workers.kv_transfer.frame import HEADER_BYTES, Frame, decode, encode, layers_per_frame, verify
+from workers.kv_transfer.layout import KVLayout
+
+LAYOUT = KVLayout("f", num_layers=3, num_kv_heads=1, head_dim=4, block_size=4, dtype="float32")
+FRAME = Frame(7, "0123456789abcdef" * 2, 1, 3, 4, 9, bytes(range(160)) + bytes(160))
+
+
+def take(data: bytes, request_id: str = "r") -> Frame:
+    frame, checksum = decode(data)
+    verify(frame, checksum, request_id)
+    return frame
+
+
+def test_a_frame_arrives_as_it_was_sent():
+    data = encode(FRAME, "r")
+    frame = take(data)
+    assert dataclasses.replace(frame, payload=bytes(frame.payload)) == FRAME
+    assert len(data) == HEADER_BYTES + len(FRAME.payload)
+    assert frame.expected_bytes(LAYOUT) == 2 * 5 * 2 * 4 * 4 == len(FRAME.payload)
+
+
+def test_every_flipped_bit_of_every_byte_is_found():
+    data = encode(FRAME, "r")
+    for at in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << bit
+            with pytest.raises(FrameError):
+                take(bytes(damaged))
+
+
+def test_every_truncation_and_any_excess_is_found():
+    data = encode(FRAME, "r")
+    for end in range(len(data)):
+        with pytest.raises(FrameError):
+            take(data[:end])
+    with pytest.raises(FrameError):
+        take(data + b"\0")
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_no_frame(data):
+    with pytest.raises(FrameError):
+        take(data)
+
+
+def test_a_frame_of_another_request_is_found():
+    with pytest.raises(FrameError, match="checksum mismatch in the KV of request other, layers"):
+        take(encode(FRAME, "r"), "other")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"grant_id": 8},
+        {"incarnation": "f" * 32},
+        {"layer_start": 0},
+        {"layer_end": 2},
+        {"token_start": 3},
+        {"token_end": 8},
+    ],
+)
+def test_the_checksum_binds_a_frame_to_its_place(changed):
+    _, checksum = decode(encode(FRAME, "r"))
+    verify(FRAME, checksum, "r")
+    with pytest.raises(FrameError):
+        verify(dataclasses.replace(FRAME, **changed), checksum, "r")
+
+
+@pytest.mark.parametrize("empty", [{"layer_end": 1}, {"token_end": 4}])
+def test_an_empty_range_is_no_frame(empty):
+    with pytest.raises(FrameError):
+        take(encode(dataclasses.replace(FRAME, payload=b"", **empty), "r"))
+
+
+def test_frames_overlap_when_they_share_a_layer_of_a_token():
+    def at(layers: tuple[int, int], tokens: tuple[int, int]) -> Frame:
+        return Frame(7, FRAME.incarnation, *layers, *tokens, b"")
+
+    def cells(frame: Frame) -> set[tuple[int, int]]:
+        layers = range(frame.layer_start, frame.layer_end)
+        return {(layer, token) for layer in layers for token in range(frame.token_start, frame.token_end)}
+
+    ranges = [(a, b) for a in range(4) for b in range(a + 1, 5)]
+    frames = [at(layers, tokens) for layers in ranges for tokens in ranges]
+    for one in frames:
+        assert one.area == len(cells(one))
+        for other in frames:
+            assert one.overlaps(other) == bool(cells(one) & cells(other))
+            assert one.same_range(other) == (cells(one) == cells(other))
+
+
+@given(st.integers(1, 4096), st.integers(1 << 10, 64 << 20))
+def test_frames_come_as_near_to_their_target_as_whole_layers_allow(num_tokens, frame_bytes):
+    layers = layers_per_frame(LAYOUT, num_tokens, frame_bytes)
+    layer_bytes = num_tokens * LAYOUT.token_bytes_per_layer
+    assert 1 <= layers <= LAYOUT.num_layers
+    assert layers == 1 or layers * layer_bytes <= frame_bytes
+    assert layers == LAYOUT.num_layers or (layers + 1) * layer_bytes > frame_bytes

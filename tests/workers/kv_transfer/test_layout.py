@@ -1,0 +1,48 @@
+"""KVLayout: what must be equal, and where KV lies."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from workers.errors import LayoutMismatchError
+from workers.kv_transfer.layout import KVLayout
+from workers.kv_transfer.slots import slots_of
+
+LAYOUT = KVLayout("f", num_layers=30, num_kv_heads=3, head_dim=64, block_size=16, dtype="float32")
+OTHER: dict[str, Any] = {
+    "fingerprint": "g",
+    "num_layers": 31,
+    "num_kv_heads": 1,
+    "head_dim": 128,
+    "dtype": "bfloat16",
+    "tensor_parallel_size": 2,
+    "tensor_parallel_rank": 1,
+    "schema_version": 2,
+}
+
+
+def test_every_field_but_the_block_size_must_be_equal():
+    assert set(OTHER) == {f.name for f in dataclasses.fields(KVLayout)} - {"block_size"}
+    LAYOUT.require_same(dataclasses.replace(LAYOUT, block_size=64))
+    for name, value in OTHER.items():
+        with pytest.raises(LayoutMismatchError, match=f"differ in {name}.*start both") as caught:
+            LAYOUT.require_same(dataclasses.replace(LAYOUT, **{name: value}))
+        assert caught.value.param == name
+
+
+def test_a_layout_survives_the_wire():
+    layout = KVLayout(**{**dataclasses.asdict(LAYOUT), **OTHER})
+    assert KVLayout.from_proto(layout.to_proto()) == layout
+
+
+def test_smollm2_needs_46080_bytes_a_token():
+    assert LAYOUT.token_bytes == 2 * 30 * 3 * 64 * 4 == 46_080
+
+
+def test_slots_follow_the_block_table():
+    assert slots_of([5, 2, 9], 0, 12, 4) == [20, 21, 22, 23, 8, 9, 10, 11, 36, 37, 38, 39]
+    assert slots_of([5, 2, 9], 3, 9, 4) == [23, 8, 9, 10, 11, 36]
+    assert slots_of([5, 2, 9], 3, 3, 4) == []

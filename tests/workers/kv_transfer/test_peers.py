@@ -1,0 +1,114 @@
+"""Peers: one connection to each incarnation, and none to one that was replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cluster.sim.loop import run, virtual_loop
+from cluster.sim.network import SimNetwork, delay, drop
+from tests.factories import make_config, make_worker
+from workers.errors import DeadlineError, LayoutMismatchError, StaleGrantError, UnavailableError
+from workers.kv_transfer.base import Grant
+from workers.kv_transfer.grpc import GrpcTransport
+from workers.kv_transfer.peers import Peers
+from workers.worker import Worker
+
+OLD, NEW = "a" * 32, "b" * 32
+
+
+class Stage:
+    def __init__(self, network: SimNetwork, decode: Worker) -> None:
+        self.network = network
+        self.decode = decode
+        host = network.host()
+        self.peers = Peers(host, GrpcTransport(host), decode.layout, "f" * 32, make_config().transfer)
+
+    def grant(self, incarnation: str = OLD) -> Grant:
+        return Grant(1, incarnation, self.decode.address, 10.0, 0, 8)
+
+    async def launch(self) -> None:
+        """Another incarnation where the first was."""
+        port = int(self.decode.address.rsplit(":", 1)[1])
+        self.decode = make_worker(self.network.host(), incarnation=NEW, port=port)
+        await self.decode.start()
+
+
+def on_stage(script: Callable[[Stage], Awaitable[Any]]) -> None:
+    async def main() -> None:
+        network = SimNetwork()
+        decode = make_worker(network.host(), incarnation=OLD)
+        await decode.start()
+        stage = Stage(network, decode)
+        await script(stage)
+        await stage.peers.close()
+        await stage.decode.stop()
+
+    run(main())
+
+
+def test_a_peer_is_connected_to_once_and_gives_its_credits():
+    async def script(stage: Stage) -> None:
+        hook = stage.network.fault("Connect", delay(0.1))
+        first, second = await asyncio.gather(stage.peers.get(stage.grant()), stage.peers.get(stage.grant()))
+        assert first is second is await stage.peers.get(stage.grant())
+        assert (hook.num_seen, first.window._value) == (1, 2)
+        assert stage.peers.incarnations == [OLD]
+
+    on_stage(script)
+
+
+def test_a_replaced_worker_is_a_new_peer_and_its_old_grants_are_refused():
+    async def script(stage: Stage) -> None:
+        old = await stage.peers.get(stage.grant(OLD))
+        await stage.decode.stop()
+        with pytest.raises(UnavailableError):
+            await old.renew([1], 1.0)
+        await stage.launch()
+        new = await stage.peers.get(stage.grant(NEW))
+        assert (new.incarnation, stage.peers.incarnations) == (NEW, [NEW])
+        with pytest.raises(StaleGrantError):
+            await stage.peers.get(stage.grant(OLD))
+
+    on_stage(script)
+
+
+def test_an_old_grant_does_not_break_the_connection_to_the_new_incarnation():
+    async def script(stage: Stage) -> None:
+        await stage.decode.stop()
+        await stage.launch()
+        new = await stage.peers.get(stage.grant(NEW))
+        stage.network.fault("Renew", delay(0.1))
+        renewing = asyncio.create_task(new.renew([7], 1.0))
+        await asyncio.sleep(0.01)
+        with pytest.raises(StaleGrantError):
+            await stage.peers.get(stage.grant(OLD))
+        assert await renewing == [7]
+        assert await stage.peers.get(stage.grant(NEW)) is new
+
+    on_stage(script)
+
+
+def test_another_layout_is_refused_by_either_side():
+    async def script(stage: Stage) -> None:
+        stage.peers._layout = replace(stage.decode.layout, head_dim=64)
+        with pytest.raises(LayoutMismatchError, match="head_dim") as caught:
+            await stage.peers.get(stage.grant())
+        assert caught.value.param == "head_dim"
+        assert stage.peers.incarnations == []
+
+    on_stage(script)
+
+
+def test_a_peer_that_does_not_answer_ends_the_wait_at_its_deadline():
+    async def script(stage: Stage) -> None:
+        stage.network.fault("Connect", drop)
+        with pytest.raises(DeadlineError):
+            await stage.peers.get(stage.grant())
+        assert virtual_loop().time() == pytest.approx(make_config().transfer.rpc_timeout_s, abs=0.1)
+
+    on_stage(script)

@@ -1,0 +1,379 @@
+"""The decode half by itself: grants, frames, commits and leases, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cluster.sim.loop import run, virtual_loop
+from protos import kv_transfer_pb2 as pb
+from tests.factories import BLOCK_SIZE, GREEDY, LEASE_S, make_config, make_engine, make_request, run_engine, runner_of
+from tests.fake_model import NUM_LAYERS, expected_tokens, kv_of
+from workers.decode import Decode
+from workers.errors import DeadlineError, FrameError, KVFerryError, OverloadedError, StaleGrantError
+from workers.kv_transfer.base import Grant
+from workers.kv_transfer.frame import HEADER_BYTES, Frame, encode
+from workers.request import Request
+
+ME, OTHER = "a" * 32, "b" * 32
+
+
+class Stage:
+    """A decode half, and the prefill worker's part played by hand."""
+
+    def __init__(self, **settings: Any) -> None:
+        config = make_config(**settings)
+        self.engine = make_engine(**settings)
+        self.failures: list[tuple[str, type[KVFerryError]]] = []
+        layout = runner_of(self.engine).layout
+        self.decode = Decode(self.engine, layout, ME, config.transfer, self._fail)
+
+    def _fail(self, request: Request, error: KVFerryError) -> None:
+        self.failures.append((request.request_id, type(error)))
+
+    def reserve(self, num_tokens: int = 10, request_id: str = "r") -> tuple[Request, Grant]:
+        request = make_request(num_tokens, request_id=request_id)
+        return request, self.decode.reserve(request, "d:1")
+
+    def frames(self, request: Request, grant: Grant) -> list[Frame]:
+        """The prompt in two chunks, each of them a frame a layer."""
+        half = max(1, grant.end // 2)
+        chunks = [(start, end) for start, end in ((0, half), (half, grant.end)) if start < end]
+        return [frame_of(request, grant, (layer, layer + 1), chunk) for chunk in chunks for layer in range(NUM_LAYERS)]
+
+    async def receive(self, *frames: Frame, request_id: str = "r") -> None:
+        for frame in frames:
+            await self.decode.receive(encode(frame, request_id))
+
+    def commit(self, grant: Grant, frames: list[Frame], first_token_id: int = 5) -> None:
+        self.decode.commit(commit_of(grant, frames, first_token_id))
+
+    def require_idle(self) -> None:
+        self.engine.check_integrity()
+        assert self.engine.block_manager.num_free == self.engine.block_manager.num_blocks
+        assert self.decode.num_blocks_quarantined == self.engine.num_blocks_reserved == 0
+
+
+def frame_of(request: Request, grant: Grant, layers: tuple[int, int], tokens: tuple[int, int]) -> Frame:
+    kv = kv_of(request.tokens(*tokens), tokens[0])[slice(*layers)]
+    return Frame(grant.grant_id, grant.incarnation, *layers, *tokens, kv.tobytes())
+
+
+def commit_of(grant: Grant, frames: list[Frame], first_token_id: int = 5) -> pb.CommitRequest:
+    return pb.CommitRequest(
+        grant_id=grant.grant_id,
+        incarnation=grant.incarnation,
+        first_token_id=first_token_id,
+        num_frames=len(frames),
+        num_bytes=sum(len(frame.payload) for frame in frames),
+    )
+
+
+def on_stage(script: Any, **settings: Any) -> None:
+    async def main() -> None:
+        stage = Stage(**settings)
+        await script(stage)
+        stage.require_idle()
+
+    run(main())
+
+
+def seconds() -> float:
+    return virtual_loop().time()
+
+
+@pytest.mark.parametrize("length", [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 2 * BLOCK_SIZE, 37])
+def test_a_request_whose_kv_came_by_frames_is_answered_as_if_computed_here(length):
+    async def script(stage: Stage) -> None:
+        request, grant = stage.reserve(length)
+        assert (grant.start, grant.end, grant.incarnation) == (0, length, ME)
+        frames = stage.frames(request, grant)
+        # Any order will do.
+        await asyncio.gather(*(stage.receive(frame) for frame in reversed(frames)))
+        whole = expected_tokens(request.prompt_token_ids, GREEDY)
+        stage.commit(grant, frames, whole[0])
+        await run_engine(stage.engine)
+        assert request.output_token_ids == whole
+        assert stage.engine.num_prompt_tokens_computed == 0
+        assert stage.decode.num_bytes_received == length * runner_of(stage.engine).layout.token_bytes
+        assert stage.decode.num_frames_received == len(frames)
+
+    on_stage(script)
+
+
+def damaged(data: bytes) -> Iterator[bytes]:
+    """Every byte flipped, and every truncation of the header and around the payload's end."""
+    for at in range(len(data)):
+        yield data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :]
+    for end in (*range(HEADER_BYTES + 1), len(data) - 1):
+        yield data[:end]
+
+
+def test_a_damaged_frame_is_refused_whatever_byte_it_is_and_the_true_one_is_still_welcome():
+    async def script(stage: Stage) -> None:
+        request, grant = stage.reserve(4)
+        before = runner_of(stage.engine).pool.copy()
+        frame = frame_of(request, grant, (0, NUM_LAYERS), (0, 4))
+        for data in damaged(encode(frame, "r")):
+            with pytest.raises((FrameError, StaleGrantError)):
+                await stage.decode.receive(data)
+        assert (runner_of(stage.engine).pool == before).all()
+        await stage.receive(frame)
+        stage.commit(grant, [frame])
+        stage.engine.abort("r")
+
+    on_stage(script)
+
+
+def test_frames_that_belong_elsewhere_are_refused():
+    async def script(stage: Stage) -> None:
+        request, grant = stage.reserve(8)
+        _, foreign = stage.reserve(8, "other")
+        good = frame_of(request, grant, (0, 1), (0, 4))
+        cases: list[tuple[type[KVFerryError], Frame]] = [
+            (StaleGrantError, replace(good, incarnation=OTHER)),
+            (StaleGrantError, replace(good, grant_id=99)),
+            (FrameError, replace(good, grant_id=foreign.grant_id)),
+            (FrameError, frame_of(request, grant, (NUM_LAYERS - 1, NUM_LAYERS + 1), (0, 4))),
+            (FrameError, replace(good, token_start=6, token_end=10)),
+            (FrameError, replace(good, payload=good.payload[:-4])),
+            (FrameError, replace(good, payload=bytes(good.payload) + b"1234")),
+        ]
+        for error, frame in cases:
+            with pytest.raises(error):
+                await stage.receive(frame)
+        with pytest.raises(FrameError, match="checksum"):
+            await stage.receive(good, request_id="another request")
+        assert stage.decode.num_frames_received == 0
+        stage.decode.abort("r")
+        stage.decode.abort("other")
+
+    on_stage(script)
+
+
+def test_a_frame_sent_twice_counts_once_and_one_that_overlaps_is_refused():
+    async def script(stage: Stage) -> None:
+        request, grant = stage.reserve()
+        frames = stage.frames(request, grant)
+        await asyncio.gather(*(stage.receive(frame) for frame in [*frames, *frames]))
+        with pytest.raises(FrameError, match="overlaps"):
+            await stage.receive(frame_of(request, grant, (0, 2), (4, 6)))
+        assert stage.decode.num_frames_received == len(frames)
+        whole = expected_tokens(request.prompt_token_ids, GREEDY)
+        stage.commit(grant, frames, whole[0])
+        await run_engine(stage.engine)
+        assert request.output_token_ids == whole
+
+    on_stage(script)
+
+
+def test_a_commit_without_every_byte_is_refused_frees_the_blocks_and_tells_the_router():
+    async def script(stage: Stage) -> None:
+        for missing in range(6):
+            request, grant = stage.reserve()
+            frames = stage.frames(request, grant)
+            await stage.receive(*(f for i, f in enumerate(frames) if i != missing))
+            with pytest.raises(FrameError, match="incomplete"):
+                stage.commit(grant, frames)
+            stage.require_idle()
+            assert stage.failures.pop() == ("r", FrameError)
+            with pytest.raises(StaleGrantError):
+                await stage.receive(frames[missing])
+            with pytest.raises(StaleGrantError):
+                stage.commit(grant, frames)
+
+    on_stage(script)
+
+
+@pytest.mark.parametrize("claim", [{"num_frames": 5}, {"num_bytes": 1}, {"num_frames": 7}])
+def test_a_commit_that_names_other_sums_is_refused(claim):
+    async def script(stage: Stage) -> None:
+        request, grant = stage.reserve()
+        frames = stage.frames(request, grant)
+        await stage.receive(*frames)
+        message = commit_of(grant, frames)
+        message.MergeFrom(pb.CommitRequest(**claim))
+        with pytest.raises(FrameError):
+            stage.decode.commit(message)
+
+    on_stage(script)
+
+
+def test_a_commit_for_another_incarnation_is_refused_and_harms_nothing():
+    async def script(stage: Stage) -> None:
+        request, grant = stage.reserve()
+        frames = stage.frames(request, grant)
+        await stage.receive(*frames)
+        with pytest.raises(StaleGrantError):
+            stage.commit(replace(grant, incarnation=OTHER), frames)
+        stage.commit(grant, frames)
+        stage.engine.abort("r")
+
+    on_stage(script)
+
+
+def test_a_commit_while_a_frame_is_still_being_written_is_refused():
+    async def script(stage: Stage) -> None:
+        request, grant = stage.reserve()
+        frames = stage.frames(request, grant)
+        writing = asyncio.create_task(stage.receive(*frames))
+        await asyncio.sleep(0)
+        with pytest.raises(FrameError, match="incomplete"):
+            stage.commit(grant, frames)
+        with pytest.raises(StaleGrantError):
+            await writing
+        await asyncio.sleep(1)
+
+    on_stage(script)
+
+
+def test_a_lease_that_runs_out_frees_the_blocks_on_time_and_tells_the_router():
+    async def script(stage: Stage) -> None:
+        stage.reserve(8, "first")
+        await asyncio.sleep(1)
+        stage.reserve(8, "second")
+        await asyncio.sleep(LEASE_S - 1.001)
+        assert (stage.failures, stage.engine.num_blocks_reserved) == ([], 6)
+        await asyncio.sleep(0.002)
+        assert (stage.failures, stage.engine.num_blocks_reserved) == ([("first", DeadlineError)], 3)
+        await asyncio.sleep(1)
+        assert stage.failures[1:] == [("second", DeadlineError)]
+
+    on_stage(script)
+
+
+def test_a_renewed_lease_does_not_keep_others_alive():
+    """The reaper must not stop at a grant that was renewed while those behind it run out."""
+
+    async def script(stage: Stage) -> None:
+        _, kept = stage.reserve(8, "kept")
+        stage.reserve(8, "left")
+        for _ in range(4):
+            await asyncio.sleep(LEASE_S / 3)
+            assert stage.decode.renew(pb.RenewRequest(incarnation=ME, grant_ids=[kept.grant_id])) == []
+        assert stage.failures == [("left", DeadlineError)]
+        assert stage.engine.num_blocks_reserved == 3
+        await asyncio.sleep(LEASE_S + 0.001)
+        assert stage.failures[1:] == [("kept", DeadlineError)]
+
+    on_stage(script)
+
+
+def test_renewing_tells_which_grants_are_no_more():
+    async def script(stage: Stage) -> None:
+        _, grant = stage.reserve()
+        ids = [grant.grant_id, 77]
+        assert stage.decode.renew(pb.RenewRequest(incarnation=ME, grant_ids=ids)) == [77]
+        assert stage.decode.renew(pb.RenewRequest(incarnation=OTHER, grant_ids=ids)) == ids
+        stage.decode.abort("r")
+        assert stage.decode.renew(pb.RenewRequest(incarnation=ME, grant_ids=ids)) == ids
+
+    on_stage(script)
+
+
+async def _abort(stage: Stage, grant: Grant) -> None:
+    stage.decode.abort("r")
+
+
+async def _release(stage: Stage, grant: Grant) -> None:
+    stage.decode.release(pb.ReleaseRequest(grant_id=grant.grant_id, incarnation=ME))
+
+
+async def _give_up(stage: Stage, grant: Grant) -> None:
+    stage.decode.release(pb.ReleaseRequest(grant_id=grant.grant_id, incarnation=ME, reason="it broke"))
+
+
+async def _expire(stage: Stage, grant: Grant) -> None:
+    await asyncio.sleep(LEASE_S)
+
+
+async def _close(stage: Stage, grant: Grant) -> None:
+    stage.decode.close()
+
+
+@pytest.mark.parametrize("end", [_abort, _release, _give_up, _expire, _close])
+def test_blocks_under_a_write_are_quarantined_until_it_is_over_and_its_late_bytes_harm_nobody(end):
+    async def script(stage: Stage) -> None:
+        request, grant = stage.reserve(8)
+        frames = stage.frames(request, grant)
+        slow = LEASE_S + 5
+        stage.engine.executor._copy_s = lambda num_slots: slow  # type: ignore[attr-defined]
+        began = seconds()
+        writing = asyncio.create_task(stage.receive(frames[0]))
+        await asyncio.sleep(0.1)
+        await end(stage, grant)
+        assert stage.decode.num_blocks_quarantined == 3
+        assert stage.engine.block_manager.num_free == stage.engine.block_manager.num_blocks - 3
+        stage.engine.check_integrity()
+        # Who comes next gets other blocks, and right KV.
+        next_request = make_request(20, request_id="next")
+        stage.engine.add(next_request)
+        await run_engine(stage.engine)
+        assert next_request.output_token_ids == expected_tokens(next_request.prompt_token_ids, GREEDY)
+        with pytest.raises(StaleGrantError):
+            await writing
+        assert seconds() == pytest.approx(began + slow)
+        stage.require_idle()
+
+    on_stage(script)
+
+
+def test_a_sender_that_goes_away_during_a_write_changes_nothing_about_the_write():
+    async def script(stage: Stage) -> None:
+        request, grant = stage.reserve(8)
+        frames = stage.frames(request, grant)
+        writing = asyncio.create_task(stage.receive(frames[0]))
+        await asyncio.sleep(0.0001)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        await stage.receive(*frames)
+        await asyncio.sleep(0.1)
+        whole = expected_tokens(request.prompt_token_ids, GREEDY)
+        stage.commit(grant, frames, whole[0])
+        await run_engine(stage.engine)
+        assert request.output_token_ids == whole
+
+    on_stage(script)
+
+
+def test_an_end_of_something_unknown_is_no_error():
+    async def script(stage: Stage) -> None:
+        assert not stage.decode.abort("nobody")
+        _, grant = stage.reserve()
+        stage.decode.release(pb.ReleaseRequest(grant_id=99, incarnation=ME))
+        stage.decode.release(pb.ReleaseRequest(grant_id=grant.grant_id, incarnation=OTHER))
+        assert stage.engine.num_blocks_reserved == 3
+        assert stage.decode.abort("r")
+        stage.decode.release(pb.ReleaseRequest(grant_id=grant.grant_id, incarnation=ME, reason="late"))
+        assert stage.failures == []
+
+    on_stage(script)
+
+
+def test_grants_are_bounded_and_their_ids_are_never_used_again():
+    async def script(stage: Stage) -> None:
+        grants = [stage.reserve(2, f"r{i}")[1] for i in range(2)]
+        with pytest.raises(OverloadedError, match="max_num_grants"):
+            stage.reserve(2, "r2")
+        stage.decode.abort("r0")
+        grants.append(stage.reserve(2, "r2")[1])
+        assert len({grant.grant_id for grant in grants}) == 3
+        stage.decode.close()
+
+    on_stage(script, transfer={"max_num_grants": 2})
+
+
+def test_a_committed_hand_off_can_be_aborted_before_it_joins_a_batch():
+    async def script(stage: Stage) -> None:
+        request, grant = stage.reserve()
+        frames = stage.frames(request, grant)
+        await stage.receive(*frames)
+        stage.commit(grant, frames)
+        assert not stage.decode.abort("r")
+        assert stage.engine.abort("r") is request
+
+    on_stage(script)

@@ -1,0 +1,135 @@
+"""Which keys each row of a step attends to: built once, used by every layer that looks back equally far.
+
+Rows of requests with one token come first, shortest context first, so that each group of similar length is a slice of
+rows; then the chunks of prompts, one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from workers.engine.scheduler import ScheduledRequest
+
+# Contexts of one group are padded to a multiple of this many blocks, so that similar lengths share an attention call.
+BUCKET_BLOCKS = 4
+# Context tokens of one group: its gathered KV stays near the caches of a core.
+GROUP_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Requests with one query token each; the blocks each can see, padded to num_blocks."""
+
+    rows: slice
+    # [num_requests * num_blocks]: parts of the block tables, one after another.
+    block_ids: torch.Tensor
+    # [num_requests, 1, 1, num_blocks * block_size]: 0 for keys that the row sees, -inf for others.
+    mask: torch.Tensor
+
+    @property
+    def num_requests(self) -> int:
+        return self.rows.stop - self.rows.start  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Query tokens [start, start + n) of one prompt."""
+
+    rows: slice
+    # Blocks of the keys; the first mask.shape[1] tokens in them count. None: the keys are those of the chunk itself.
+    block_ids: torch.Tensor | None
+    # [n, num_keys]: 0 or -inf. None: row i sees keys [0, i].
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    decodes: tuple[DecodeGroup, ...]
+    prefills: tuple[PrefillChunk, ...]
+
+
+class Planner:
+    """Plans for layers that see the last `window` tokens, their own included; None: all."""
+
+    def __init__(self, window: int | None, block_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._window = window
+        self._block_size = block_size
+        self._dtype = dtype
+        self._device = device
+
+    def plan(self, ordered: Sequence[ScheduledRequest], num_decodes: int) -> AttentionPlan:
+        """`ordered` are the requests in the order of their rows; the first num_decodes have one token each."""
+        decodes = tuple(self._decode_group(ordered, rows) for rows in self._groups(ordered[:num_decodes]))
+        prefills = []
+        row = num_decodes
+        for request in ordered[num_decodes:]:
+            prefills.append(self._prefill_chunk(request, row))
+            row += len(request.token_ids)
+        return AttentionPlan(decodes, tuple(prefills))
+
+    def _first_block(self, request: ScheduledRequest) -> int:
+        """The first that holds a key which the request's first token sees."""
+        return 0 if self._window is None else max(0, request.start - self._window + 1) // self._block_size
+
+    def _end_block(self, request: ScheduledRequest) -> int:
+        return -(-(request.start + len(request.token_ids)) // self._block_size)
+
+    def _bucket(self, request: ScheduledRequest) -> int:
+        """Never fewer for a longer context: however a window lies over its blocks, it counts as touching the most."""
+        num_blocks = self._end_block(request)
+        if self._window is not None:
+            num_blocks = min(num_blocks, -(-(self._window - 1) // self._block_size) + 1)
+        return -(-num_blocks // BUCKET_BLOCKS) * BUCKET_BLOCKS
+
+    def _groups(self, decodes: Sequence[ScheduledRequest]) -> Iterator[slice]:
+        """Slices of `decodes` (sorted by length) that share a bucket and stay within GROUP_TOKENS."""
+        start = 0
+        for i in range(1, len(decodes) + 1):
+            bucket = self._bucket(decodes[start])
+            full = (i + 1 - start) * bucket * self._block_size > GROUP_TOKENS
+            if i == len(decodes) or full or self._bucket(decodes[i]) != bucket:
+                yield slice(start, i)
+                start = i
+
+    def _decode_group(self, ordered: Sequence[ScheduledRequest], rows: slice) -> DecodeGroup:
+        requests = ordered[rows]
+        firsts = [self._first_block(r) for r in requests]
+        num_blocks = max(self._end_block(r) - first for r, first in zip(requests, firsts, strict=True))
+        block_ids: list[int] = []
+        for request, first in zip(requests, firsts, strict=True):
+            # Padding repeats the request's own last block, so that no row ever reads a foreign one.
+            used = request.block_table[first : self._end_block(request)]
+            block_ids += [*used, *[used[-1]] * (num_blocks - len(used))]
+        hidden = self._hidden_keys(requests, firsts, num_blocks * self._block_size)
+        mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
+        return DecodeGroup(rows, torch.tensor(block_ids, device=self._device), mask[:, None, None, :].to(self._device))
+
+    def _hidden_keys(self, requests: Sequence[ScheduledRequest], firsts: Sequence[int], num_keys: int) -> torch.Tensor:
+        """[num_requests, num_keys]; a request's keys are counted from its first block."""
+        own = torch.tensor([r.start - first * self._block_size for r, first in zip(requests, firsts, strict=True)])
+        keys = torch.arange(num_keys)
+        hidden = keys > own[:, None]
+        if self._window is not None:
+            hidden |= keys <= own[:, None] - self._window
+        return hidden
+
+    def _prefill_chunk(self, request: ScheduledRequest, row: int) -> PrefillChunk:
+        start, num_tokens = request.start, len(request.token_ids)
+        rows = slice(row, row + num_tokens)
+        if start == 0:
+            within = self._window is None or num_tokens <= self._window
+            return PrefillChunk(rows, None, None if within else self._mask(num_tokens, 0))
+        first = self._first_block(request)
+        block_ids = torch.tensor(request.block_table[first : self._end_block(request)], device=self._device)
+        return PrefillChunk(rows, block_ids, self._mask(num_tokens, start - first * self._block_size))
+
+    def _mask(self, num_tokens: int, offset: int) -> torch.Tensor:
+        """[num_tokens, offset + num_tokens]: row i is key i + offset."""
+        shape = (num_tokens, offset + num_tokens)
+        mask = torch.full(shape, float("-inf"), dtype=self._dtype, device=self._device).triu_(offset + 1)
+        if self._window is not None:
+            mask += torch.full_like(mask, float("-inf")).tril_(offset - self._window)
+        return mask

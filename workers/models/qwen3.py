@@ -1,0 +1,26 @@
+"""Qwen 3 (Yang et al. 2025): each head of q and k is normalised before it turns; head_dim is a number of its own."""
+
+from __future__ import annotations
+
+from torch.nn import functional
+
+from workers.layers.attention import PagedAttention
+from workers.layers.mlp import GatedMLP
+from workers.layers.rotary import RotaryEmbedding
+from workers.layers.self_attention import SelfAttention
+from workers.models.architecture import ArchitectureConfig
+from workers.models.decoder import Decoder, pre_norm_decoder
+from workers.models.layer_reader import LayerReader
+
+
+def build(config: ArchitectureConfig, read: LayerReader) -> Decoder:
+    return pre_norm_decoder(config, read, attention, feed_forward)
+
+
+def attention(read: LayerReader, rotary: RotaryEmbedding, kernel: PagedAttention) -> SelfAttention:
+    bias = read.config.attention_bias
+    return SelfAttention(read.qkv(bias=bias), read.attention_output(bias=bias), rotary, kernel, read.head_norm())
+
+
+def feed_forward(read: LayerReader) -> GatedMLP:
+    return read.gated_mlp(functional.silu)
