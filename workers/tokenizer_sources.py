@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from workers.errors import ConfigError
-from workers.gguf_metadata import read_gguf_metadata
+from workers.gguf_file import open_gguf
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ _WHOLE_WORDS_FIRST = {"llama-bpe", "llama3"}
 
 
 def from_gguf(path: Path) -> TokenizerSource:
-    pairs: dict[str, Any] = read_gguf_metadata(path, lambda key: key.startswith("tokenizer."))
+    pairs = open_gguf(path).header("tokenizer.")
     _require_known(pairs, path)
     tokens: list[str] = pairs["tokenizer.ggml.tokens"]
     backend = _byte_level_bpe(tokens, pairs["tokenizer.ggml.merges"], pairs.get("tokenizer.ggml.pre", "default"))

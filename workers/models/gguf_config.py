@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from workers.errors import ConfigError
-from workers.models.gguf_reader import HeaderReader, open_gguf
+from workers.gguf_file import GGUFFile, open_gguf
 from workers.models.registry import FAMILIES, GGUF_FAMILIES
 
 _NEEDED = {
@@ -62,12 +62,12 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _given(reader: HeaderReader, family: str, keys: dict[str, str]) -> dict[str, Any]:
+def _given(reader: GGUFFile, family: str, keys: dict[str, str]) -> dict[str, Any]:
     values = {name: reader.value(f"{family}.{key}") for key, name in keys.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _rope_scaling(reader: HeaderReader, family: str) -> dict[str, Any] | None:
+def _rope_scaling(reader: GGUFFile, family: str) -> dict[str, Any] | None:
     for tensor in reader.tensors:
         if tensor.name == "rope_freqs.weight":
             return {"rope_type": "given", "divisors": np.asarray(tensor.data).tolist()}
@@ -75,7 +75,7 @@ def _rope_scaling(reader: HeaderReader, family: str) -> dict[str, Any] | None:
     return None if scaling.get("rope_type", "none") == "none" else scaling
 
 
-def _from_tensors(reader: HeaderReader, path: Path) -> dict[str, Any]:
+def _from_tensors(reader: GGUFFile, path: Path) -> dict[str, Any]:
     """What no key tells: GGUF lists dimensions innermost first."""
     shapes = {tensor.name: tensor.shape for tensor in reader.tensors}
     if "token_embd.weight" not in shapes:

@@ -10,8 +10,8 @@ import torch
 from gguf import GGMLQuantizationType, ReaderTensor, quants
 
 from workers.errors import ConfigError
+from workers.gguf_file import open_gguf
 from workers.models.architecture import ArchitectureConfig
-from workers.models.gguf_reader import open_gguf
 from workers.models.registry import FAMILIES, GgufForm
 from workers.models.weights import StoredTensor, Weights
 
