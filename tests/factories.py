@@ -42,6 +42,9 @@ def make_config(**settings: Any) -> WorkerConfig:
     """Small enough for every border to be near: blocks of 4, steps of 16 tokens, frames of 2 layers."""
     defaults: dict[str, Any] = {
         "block_size": BLOCK_SIZE,
+        "hash_block_size": BLOCK_SIZE,
+        # Off, so that every test counts what it computes itself; test_prefix_caching.py turns it on.
+        "enable_prefix_caching": False,
         "num_gpu_blocks_override": 64,
         "max_model_len": 160,
         "max_num_seqs": 8,
@@ -105,7 +108,7 @@ def in_use(worker: Worker) -> dict[str, int]:
     worker.engine.check_integrity()
     stats = worker.stats()
     used = {"reserved": stats.blocks_reserved, "in_use": stats.blocks_in_use, "quarantined": stats.blocks_quarantined}
-    assert stats.blocks_free + sum(used.values()) == stats.blocks_total
+    assert stats.blocks_free + stats.blocks_cached + sum(used.values()) == stats.blocks_total
     return {reason: count for reason, count in used.items() if count}
 
 

@@ -94,7 +94,10 @@ class BlockManager:
     def check_integrity(self, owned: Iterable[int]) -> None:
         """Raise AssertionError unless `owned`, each block once for each owner, is exactly what is referenced."""
         counts = Counter(owned)
-        assert counts == self._ref_counts, f"owners {dict(counts - Counter(self._ref_counts))} are not all counted"
+        refs = Counter(self._ref_counts)
+        assert not refs - counts, f"leaked blocks {sorted(refs - counts)}"
+        assert set(counts) <= set(refs), f"blocks owned but not allocated {sorted(set(counts) - set(refs))}"
+        assert not counts - refs, f"blocks with more owners than are counted (two owners): {sorted(counts - refs)}"
         assert not set(self._free) & (set(counts) | set(self._cached)), "a free block is owned or cached"
         assert not set(counts) & set(self._cached), "a cached block is owned"
         assert len(self._free) + len(self._cached) + len(counts) == self.num_blocks, "blocks are missing"

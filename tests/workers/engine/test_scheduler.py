@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.factories import make_request
-from workers.config import SchedulerConfig
+from workers.config import CacheConfig, SchedulerConfig
 from workers.engine.block_manager import BlockManager
+from workers.engine.prefix_cache import PrefixCache
 from workers.engine.scheduler import Scheduler, SchedulerOutput, share_tokens
 from workers.request import Request, RequestStatus
 
@@ -58,7 +59,13 @@ def test_no_prompts_need_no_shares():
 
 
 def scheduler() -> Scheduler:
-    return Scheduler(CONFIG, BlockManager(NUM_BLOCKS, BLOCK_SIZE))
+    return scheduler_of(CONFIG)
+
+
+def scheduler_of(config: SchedulerConfig) -> Scheduler:
+    blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
+    cache = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=False)
+    return Scheduler(config, blocks, PrefixCache(cache, blocks, "fingerprint"))
 
 
 def compute(step: SchedulerOutput, live: dict[str, Request]) -> None:
@@ -135,7 +142,7 @@ def test_a_request_whose_kv_is_being_read_is_not_preempted():
 def test_a_hand_off_takes_room_for_one_token_more_and_starts_without_recomputing():
     place = scheduler()
     request = make_request(8)
-    place.reserve(request)
+    assert place.try_reserve(request)
     assert len(request.block_table) == 3
     del place.waiting_for_kv["r"]
     request.num_computed_tokens = 8
@@ -149,9 +156,9 @@ def test_a_hand_off_takes_room_for_one_token_more_and_starts_without_recomputing
 def test_room_is_not_promised_while_a_preempted_request_waits_for_it():
     place = scheduler()
     place.add(make_request(4, request_id="preempted"))
-    assert not place.can_reserve(4)
+    assert not place.try_reserve(make_request(4, request_id="early"))
     place.schedule()
-    assert place.can_reserve(4)
+    assert place.try_reserve(make_request(4, request_id="late"))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -176,10 +183,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(size=st.integers(1, 20))
     def reserve(self, size: int) -> None:
         free = self.place.block_manager.num_free
-        if self.place.can_reserve(size):
-            request = self._new(size)
+        request = self._new(size)
+        if self.place.try_reserve(request):
             self.live[request.request_id] = request
-            self.place.reserve(request)
             assert len(request.block_table) * BLOCK_SIZE > size
         else:
             assert self.place.block_manager.num_free == free
@@ -243,9 +249,7 @@ test_scheduler_agrees_with_a_brute_force_account = SchedulerMachine.TestCase
 
 @pytest.mark.parametrize("num_seqs", [1, 4])
 def test_as_many_requests_as_a_step_has_tokens_all_get_one(num_seqs):
-    place = Scheduler(
-        SchedulerConfig(max_num_seqs=num_seqs, max_num_batched_tokens=num_seqs), BlockManager(NUM_BLOCKS, BLOCK_SIZE)
-    )
+    place = scheduler_of(SchedulerConfig(max_num_seqs=num_seqs, max_num_batched_tokens=num_seqs))
     live = admit(place, *[2] * num_seqs)
     for _ in range(2 * num_seqs):
         compute(place.schedule(), live)
