@@ -45,18 +45,18 @@ class Admission:
         self._background: set[asyncio.Task[None]] = set()
         self.num_queued = 0
 
-    async def place(self, request: Request, *, patient: bool = False) -> Placement:
+    async def place(self, request: Request, *, give_up_s: float = 0.0) -> Placement:
         """Wait for this request's turn and for room. Its tokens count as queued at the prefill worker until `leave`.
 
-        Raises OverloadedError when the queue is full or the wait too long, UnavailableError when no worker is there: at
-        once, or when `patient` after router.worker_wait_s.
+        Raises OverloadedError when the queue is full or the wait too long, UnavailableError when no worker is there and
+        it is `give_up_s` on the event loop's clock.
         """
         if self.num_queued >= self._config.max_num_queued_reqs:
             raise OverloadedError(f"{self.num_queued} requests wait already (router.max_num_queued_reqs); retry later")
         self.num_queued += 1
         try:
             async with asyncio.timeout(self._config.queue_timeout_s), self._turn:
-                return await self._next(request, _now() + (self._config.worker_wait_s if patient else 0.0))
+                return await self._next(request, give_up_s)
         except TimeoutError:
             seconds = self._config.queue_timeout_s
             raise OverloadedError(f"no room within router.queue_timeout_s ({seconds} s); retry later") from None

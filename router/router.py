@@ -57,9 +57,12 @@ class Router:
         """
         request = Request(request_id, list(prompt_token_ids), params, router_id=self.incarnation, cache_salt=cache_salt)
         spent = Timeline()
+        # Until then it waits for a worker to appear: only a stream that has lost one does.
+        give_up_s = 0.0
         for attempt in range(self._config.max_attempts):
+            num_tokens = request.num_output_tokens
             try:
-                async with aclosing(self._attempt(self._numbered(request), resumed=attempt > 0)) as outputs:
+                async with aclosing(self._attempt(self._numbered(request), give_up_s)) as outputs:
                     async for output in outputs:
                         new = _unseen(output, request)
                         request.output_token_ids.extend(new.token_ids)
@@ -73,6 +76,8 @@ class Router:
                     "%s: attempt %d ended after %d tokens: %s",
                     request_id, attempt + 1, request.num_output_tokens, error.message,
                 )  # fmt: skip
+                if request.num_output_tokens > num_tokens:
+                    give_up_s = _now() + self._config.worker_wait_s
                 await asyncio.sleep(self._config.retry_s * 2**attempt)
 
     async def stop(self) -> None:
@@ -92,10 +97,10 @@ class Router:
             cache_salt=request.cache_salt,
         )
 
-    async def _attempt(self, request: Request, *, resumed: bool) -> AsyncGenerator[TokenOutput, None]:
+    async def _attempt(self, request: Request, give_up_s: float) -> AsyncGenerator[TokenOutput, None]:
         """One try on one pair of workers, from the request's tokens so far."""
         arrived_s = _now()
-        placement = await self._admission.place(request, patient=resumed)
+        placement = await self._admission.place(request, give_up_s=give_up_s)
         queued = Timeline(queued_s=_now() - arrived_s)
         finished = False
         placement.decode.expect(request.request_id)

@@ -116,7 +116,9 @@ def require_refused(cluster: RealCluster, config: Path, detach: bool, says: str)
 
 
 # While Ray starts, Ctrl-C ends some of its processes and leaves others without their parents.
-@pytest.mark.parametrize(("said", "delay_s"), [("starting Ray", 0.9), ("loading", 0.3)])
+@pytest.mark.parametrize(
+    ("said", "delay_s"), [("starting Ray", 0.9), pytest.param("loading", 0.3, marks=pytest.mark.slow)]
+)
 def test_ctrl_c_while_it_starts_leaves_nothing(cluster: RealCluster, said: str, delay_s: float):
     command = [*KVFERRY, "up", str(cluster.write_config(QUIET))]
     with subprocess.Popen(
