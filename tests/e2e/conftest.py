@@ -12,8 +12,8 @@ from tests.oracle import TransformersOracle
 from tests.prompts import MODEL, tokenizer
 from workers.models.resolve import resolve_model
 
-# The packaged local.yaml, beside whatever else runs on this machine; without prefix caching, so that what is computed and
-# moved can be counted.
+# The packaged local.yaml, beside whatever else runs on this machine; without prefix caching, so that what is computed
+# and moved can be counted.
 _CONFIG = "router: {http_port: 0, grpc_port: 0}\nmax_model_len: 2048\nenable_prefix_caching: false\n"
 _SUMMARIES = pytest.StashKey[list[str]]()
 
