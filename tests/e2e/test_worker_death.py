@@ -22,7 +22,7 @@ from workers.errors import UnavailableError
 
 pytestmark = pytest.mark.ray
 
-WAIT_S = 3.0
+WAIT_S = 2.0
 # Besides that wait: noticing, and what a busy machine takes for it.
 WITHIN_S = WAIT_S + 4.0
 CONFIG = f"router: {{http_port: 0, grpc_port: 0, worker_wait_s: {WAIT_S}}}\n"
