@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types import CompletionUsage
+from openai.types.completion_usage import PromptTokensDetails
 
 from cluster.client import Client
 from tests.e2e.clusters import Running, is_free, wait_until
@@ -30,6 +31,7 @@ def expected(running: Running, prompt: Any) -> tuple[str, CompletionUsage]:
         prompt_tokens=counts.num_prompt_tokens,
         completion_tokens=counts.num_completion_tokens,
         total_tokens=counts.num_prompt_tokens + counts.num_completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=counts.num_cached_tokens),
     )
 
 
