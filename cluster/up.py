@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cluster.launch import Cluster, Endpoints
 
 _POLL_S = 0.1
+_DOWN_TIMEOUT_S = 60.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SERVER_MODULES = ("ray", "torch", "fastapi", "uvicorn", "tokenizers", "safetensors", "gguf", "numpy")
 Say = Callable[[str], None]
@@ -138,15 +139,20 @@ def _wait_until_ready(child: subprocess.Popen[bytes], folder: StateFolder, log: 
 
 
 def down(name: str) -> bool:
-    """Stop the cluster of that name and wait until all of it is gone; False when none runs."""
+    """Stop the cluster of that name and wait until all of it is gone; False when none runs. KVFerryError when it does
+    not end."""
     folder = StateFolder(name)
     signalled: dict[int, str | None] = {}
+    give_up_s = time.monotonic() + _DOWN_TIMEOUT_S
     while folder.locked() or any(ticks and start_time(pid) == ticks for pid, ticks in signalled.items()):
         state = folder.running()
         if state and state.pid not in signalled:
             signalled[state.pid] = start_time(state.pid)
             with suppress(ProcessLookupError):
                 os.kill(state.pid, signal.SIGTERM)
+        if time.monotonic() > give_up_s:
+            pids = ", ".join(map(str, signalled)) or "unknown"
+            raise KVFerryError(f"{name} (pid {pids}) has not ended after {_DOWN_TIMEOUT_S:.0f} s: end it with kill -9")
         time.sleep(_POLL_S)
     return bool(signalled)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,8 @@ class KVPool:
     """
 
     def __init__(self, layout: KVLayout, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
+        if device.type == "cpu":
+            _require_memory(num_blocks * layout.block_size * layout.token_bytes)
         shape = (layout.num_layers, 2, num_blocks, layout.block_size, layout.num_kv_heads, layout.head_dim)
         self.tensor = _zeros(shape, dtype, device)
         self._layout = layout
@@ -47,6 +50,17 @@ class KVPool:
 
     def _index(self, slots: Sequence[int]) -> torch.Tensor:
         return torch.tensor(slots, dtype=torch.int64, device=self._bits.device)
+
+
+def _require_memory(num_bytes: int) -> None:
+    """Pages are taken when they are first used: what does not fit would be found out in the middle of a request."""
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes > installed:
+        raise ConfigError(
+            f"the KV pool of {num_bytes} bytes is larger than this machine's memory of {installed}; "
+            "lower kv_cache_memory_bytes or num_gpu_blocks_override",
+            param="kv_cache_memory_bytes",
+        )
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -94,6 +94,11 @@ def test_the_pool_takes_the_memory_it_is_given(folder: Path) -> None:
             "raise num_gpu_blocks_override to 32 or lower max_model_len",
         ),
         (
+            {"num_gpu_blocks_override": None, "kv_cache_memory_bytes": 1 << 50},
+            "kv_cache_memory_bytes",
+            "larger than this machine's memory",
+        ),
+        (
             {"num_gpu_blocks_override": None, "kv_cache_memory_bytes": 1 << 16},
             "kv_cache_memory_bytes",
             "raise kv_cache_memory_bytes to 524288 or lower",
