@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 from protos import router_pb2
@@ -70,7 +71,6 @@ def nullable(schema: dict[str, Any]) -> dict[str, Any]:
 def check_schema(body: Any, name: str) -> None:
     if not OPENAPI.is_file():
         pytest.skip(f"needs OpenAI's description at {OPENAPI}")
-    jsonschema = pytest.importorskip("jsonschema", reason="pip install jsonschema to check shapes")
     document = json.loads(OPENAPI.read_text(), object_hook=nullable)
     validator = jsonschema.Draft202012Validator({"$ref": f"#/components/schemas/{name}", **document})
     validator.validate(body)
