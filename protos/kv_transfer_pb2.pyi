@@ -47,22 +47,29 @@ class ConnectResponse(_message.Message):
     def __init__(self, incarnation: _Optional[str] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., credits: _Optional[int] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("grant_id", "incarnation", "first_token_id", "num_frames", "num_bytes", "transfer_s", "transfer_unhidden_s")
+    __slots__ = ("grant_id", "incarnation", "first_token_ids", "num_frames", "num_bytes", "transfer_s", "transfer_unhidden_s")
+    class FirstTokenIdsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    FIRST_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_FRAMES_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_UNHIDDEN_S_FIELD_NUMBER: _ClassVar[int]
     grant_id: int
     incarnation: str
-    first_token_id: int
+    first_token_ids: _containers.ScalarMap[int, int]
     num_frames: int
     num_bytes: int
     transfer_s: float
     transfer_unhidden_s: float
-    def __init__(self, grant_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., first_token_id: _Optional[int] = ..., num_frames: _Optional[int] = ..., num_bytes: _Optional[int] = ..., transfer_s: _Optional[float] = ..., transfer_unhidden_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, grant_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., first_token_ids: _Optional[_Mapping[int, int]] = ..., num_frames: _Optional[int] = ..., num_bytes: _Optional[int] = ..., transfer_s: _Optional[float] = ..., transfer_unhidden_s: _Optional[float] = ...) -> None: ...
 
 class CommitResponse(_message.Message):
     __slots__ = ()

@@ -106,7 +106,7 @@ class WorkerHandle:
                 await asyncio.wait((answer,), timeout=self._config.token_timeout_s)
                 if not answer.done() and self.stats.num_steps == num_steps:
                     raise DeadlineError(f"{self.stats.name}: no step within {self._config.token_timeout_s} s")
-            return output_from_pb(answer.result().output)
+            return output_from_pb(answer.result().outputs[0])
         finally:
             answer.cancel()
 

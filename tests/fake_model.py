@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from workers.config import EngineConfig
-from workers.engine.executor import Buffer, StepResult
+from workers.engine.executor import Buffer, SampledToken, StepResult
 from workers.engine.scheduler import ScheduledRequest, SchedulerOutput
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.slots import slots_of
@@ -37,7 +37,7 @@ class HashRunner:
 
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
         self.steps.append([(r.request_id, r.start, len(r.token_ids)) for r in batch.requests])
-        return [StepResult(self._compute(request)) for request in batch.requests]
+        return [StepResult(tuple(map(SampledToken, self._compute(request)))) for request in batch.requests]
 
     def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
         return self.pool[layer_start:layer_end, :, slots].tobytes()
@@ -46,11 +46,13 @@ class HashRunner:
         shape = (layer_end - layer_start, 2, len(slots), 1, HEAD_DIM)
         self.pool[layer_start:layer_end, :, slots] = np.frombuffer(payload, np.uint32).reshape(shape)
 
-    def _compute(self, request: ScheduledRequest) -> int | None:
+    def _compute(self, request: ScheduledRequest) -> list[int]:
         end = request.start + len(request.token_ids)
         slots = slots_of(request.block_table, 0, end, self.layout.block_size)
         self.pool[:, :, slots[request.start :]] = kv_of(request.token_ids, request.start)
-        return None if request.params is None else next_token(self.pool[:, :, slots], request.params, end)
+        return [
+            next_token(self.pool[:, :, slots[: s.position]], s.params, s.position, s.choice) for s in request.samples
+        ]
 
 
 def kv_of(token_ids: Sequence[int], start: int = 0) -> np.ndarray:
@@ -63,23 +65,23 @@ def kv_of(token_ids: Sequence[int], start: int = 0) -> np.ndarray:
     return np.asarray(words >> np.uint64(32), np.uint32)
 
 
-def next_token(kv: np.ndarray, params: SamplingParams, position: int) -> int:
-    """The token at `position`, after KV of [0, position); the seed and the position count when it is drawn."""
-    draw = b"" if params.greedy else struct.pack("<QI", (params.seed or 0) & (1 << 64) - 1, position)
+def next_token(kv: np.ndarray, params: SamplingParams, position: int, choice: int = 0) -> int:
+    """The token at `position`, after KV of [0, position); seed, choice and position count when it is drawn."""
+    draw = b"" if params.greedy else struct.pack("<QII", (params.seed or 0) & (1 << 64) - 1, choice, position)
     return xxhash.xxh3_64_intdigest(kv.tobytes() + draw) % VOCAB_SIZE
 
 
-def expected(prompt: Sequence[int], params: SamplingParams) -> tuple[list[int], FinishReason]:
+def expected(prompt: Sequence[int], params: SamplingParams, choice: int = 0) -> tuple[list[int], FinishReason]:
     """The whole answer, recomputed from all tokens for each one."""
     assert params.max_tokens is not None
     tokens: list[int] = []
     while len(tokens) < params.max_tokens:
         so_far = [*prompt, *tokens]
-        tokens.append(next_token(kv_of(so_far), params, len(so_far)))
+        tokens.append(next_token(kv_of(so_far), params, len(so_far), choice))
         if tokens[-1] in params.stop_token_ids or (tokens[-1] == EOS and not params.ignore_eos):
             return tokens, FinishReason.STOP
     return tokens, FinishReason.LENGTH
 
 
-def expected_tokens(prompt: Sequence[int], params: SamplingParams) -> list[int]:
-    return expected(prompt, params)[0]
+def expected_tokens(prompt: Sequence[int], params: SamplingParams, choice: int = 0) -> list[int]:
+    return expected(prompt, params, choice)[0]

@@ -106,7 +106,7 @@ class Decode:
         hand_off.request.hand_off = Timeline(
             transfer_s=message.transfer_s, transfer_unhidden_s=message.transfer_unhidden_s
         )
-        self._engine.commit(hand_off.request, message.first_token_id)
+        self._engine.commit(hand_off.request, message.first_token_ids[0])
 
     def release(self, message: pb.ReleaseRequest) -> None:
         """The sender gives up, or has nothing to send. A grant that is no more is no error."""

@@ -150,7 +150,7 @@ class Prefill:
         message = pb.CommitRequest(
             grant_id=shipment.grant.grant_id,
             incarnation=shipment.grant.incarnation,
-            first_token_id=output.token_ids[0],
+            first_token_ids={0: output.token_ids[0]},
             num_frames=shipment.num_frames,
             num_bytes=shipment.num_bytes,
             transfer_s=now - (shipment.first_sent_s or now),

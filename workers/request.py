@@ -54,6 +54,10 @@ class SamplingParams:
     # How many of the likeliest tokens to show beside each output or prompt token, 0 included; None: nothing.
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    # Answers to give, each with random numbers of its own.
+    n: int = 1
+    # What the answer must match, in llguidance's form; empty: anything.
+    grammar: str = ""
 
     @property
     def greedy(self) -> bool:
@@ -70,6 +74,18 @@ class TokensSoFar:
 
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class NextToken:
+    """What the choice of one token depends on, beside its logits."""
+
+    params: SamplingParams
+    # Of the token to be chosen, in its whole sequence.
+    position: int
+    choice: int = 0
+    # Set where `params` make the token depend on them.
+    tokens_so_far: TokensSoFar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +137,8 @@ class TokenOutput:
     # not computed because their KV was known.
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
+    # Which of the request's choices these tokens belong to.
+    choice: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -138,6 +156,8 @@ class Request:
     cache_salt: str = ""
     # Keep the blocks after the finish, until Engine.release: their KV is still being read.
     hold_blocks: bool = False
+    # Index of the only choice wanted, where params.n is 1; of several, the first.
+    choice: int = 0
 
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
@@ -177,11 +197,12 @@ class Request:
         return self.params.prompt_logprobs is not None and not self.output_token_ids
 
     @property
-    def tokens_so_far(self) -> TokensSoFar | None:
-        """None where the next token's choice does not depend on them."""
-        if self.params.penalised or self.num_output_tokens < self.params.min_tokens:
-            return TokensSoFar(self.prompt_token_ids, tuple(self.output_token_ids))
-        return None
+    def next_token(self) -> NextToken:
+        params, position = self.params, self.num_tokens
+        if params.penalised or params.grammar or self.num_output_tokens < params.min_tokens:
+            tokens_so_far = TokensSoFar(self.prompt_token_ids, tuple(self.output_token_ids))
+            return NextToken(params, position, self.choice, tokens_so_far)
+        return NextToken(params, position, self.choice)
 
     def tokens(self, start: int, end: int) -> Sequence[int]:
         """Token ids at positions [start, end)."""

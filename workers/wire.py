@@ -48,6 +48,7 @@ def request_to_pb(request: Request) -> pb.Request:
         output_token_ids=request.output_token_ids,
         params=params_to_pb(request.params),
         cache_salt=request.cache_salt,
+        choice=request.choice,
     )
 
 
@@ -59,6 +60,7 @@ def request_from_pb(message: pb.Request) -> Request:
         output_token_ids=list(message.output_token_ids),
         params=params_from_pb(message.params),
         cache_salt=message.cache_salt,
+        choice=message.choice,
     )
 
 
@@ -93,6 +95,7 @@ def output_to_pb(output: TokenOutput) -> pb.TokenOutput:
         logprobs=logprobs_to_pb(output.logprobs),
         prompt_logprobs=logprobs_to_pb(output.prompt_logprobs),
         num_cached_tokens=output.num_cached_tokens,
+        choice=output.choice,
     )
 
 
@@ -108,4 +111,5 @@ def output_from_pb(message: pb.TokenOutput) -> TokenOutput:
         logprobs=logprobs_from_pb(message.logprobs),
         prompt_logprobs=logprobs_from_pb(message.prompt_logprobs),
         num_cached_tokens=message.num_cached_tokens,
+        choice=message.choice,
     )

@@ -19,7 +19,7 @@ from cluster.config import load_config
 from workers.config import EngineConfig
 from workers.engine.model_runner import ModelRunner
 from workers.engine.scheduler import ScheduledRequest, SchedulerOutput
-from workers.request import SamplingParams
+from workers.request import NextToken, SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)
 
@@ -27,8 +27,9 @@ _GREEDY = SamplingParams(temperature=0.0)
 def decode_batch(num_requests: int, context: int, block_size: int) -> SchedulerOutput:
     """Each request computes its token at position `context` and samples the next; no two share a block."""
     blocks = -(-(context + 1) // block_size)
+    next_token = NextToken(_GREEDY, context + 1)
     requests = tuple(
-        ScheduledRequest(f"r{i}", (100 + i,), context, tuple(range(i * blocks, (i + 1) * blocks)), _GREEDY)
+        ScheduledRequest(f"r{i}", (100 + i,), context, tuple(range(i * blocks, (i + 1) * blocks)), (next_token,))
         for i in range(num_requests)
     )
     return SchedulerOutput(requests, num_requests)

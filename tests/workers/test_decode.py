@@ -67,7 +67,7 @@ def commit_of(grant: Grant, frames: list[Frame], first_token_id: int = 5) -> pb.
     return pb.CommitRequest(
         grant_id=grant.grant_id,
         incarnation=grant.incarnation,
-        first_token_id=first_token_id,
+        first_token_ids={0: first_token_id},
         num_frames=len(frames),
         num_bytes=sum(len(frame.payload) for frame in frames),
     )

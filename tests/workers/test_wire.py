@@ -32,6 +32,8 @@ PARAMS = SamplingParams(
     min_tokens=2,
     logprobs=0,
     prompt_logprobs=20,
+    n=3,
+    grammar="start: /a/",
 )
 SCORES = TokenLogprobs(5, -0.5, 3, (1, 2), (-0.25, -0.375))
 
@@ -52,7 +54,7 @@ def test_sampling_params():
 def test_token_outputs():
     output = TokenOutput(
         "r", 3, (5, 6), FinishReason.STOP, Timeline(queued_s=1.0), "FrameError", "damaged",
-        logprobs=(SCORES, SCORES), prompt_logprobs=(SCORES,), num_cached_tokens=16,
+        logprobs=(SCORES, SCORES), prompt_logprobs=(SCORES,), num_cached_tokens=16, choice=2,
     )  # fmt: skip
     require_all_changed(output, TokenOutput("", 0, ()), but=("router_id",))
     message = worker_pb2.TokenOutput.FromString(output_to_pb(output).SerializeToString())
@@ -61,7 +63,7 @@ def test_token_outputs():
 
 
 def test_requests():
-    request = Request("r", [1, 2], PARAMS, [3], router_id="router", cache_salt="salt")
+    request = Request("r", [1, 2], PARAMS, [3], router_id="router", cache_salt="salt", choice=2)
     got = request_from_pb(worker_pb2.Request.FromString(request_to_pb(request).SerializeToString()))
-    names = ("request_id", "prompt_token_ids", "params", "output_token_ids", "router_id", "cache_salt")
+    names = ("request_id", "prompt_token_ids", "params", "output_token_ids", "router_id", "cache_salt", "choice")
     assert [getattr(got, name) for name in names] == [getattr(request, name) for name in names]

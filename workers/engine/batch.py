@@ -13,7 +13,7 @@ import torch
 
 from workers.engine.scheduler import PromptScores, ScheduledRequest, SchedulerOutput
 from workers.layers.attention_plan import AttentionPlan, Planner
-from workers.request import SamplingParams, TokensSoFar
+from workers.request import NextToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,9 @@ class StepBatch:
     plans: Mapping[int | None, AttentionPlan]
     # Rows whose logits are wanted: first those that a token is sampled from, then those of prompt_scores.
     sample_rows: torch.Tensor
-    # Of each sampled token: the index in the SchedulerOutput, params, its position, and what penalties depend on.
+    # The tokens to sample, and the index in the SchedulerOutput of whose each is.
+    samples: tuple[NextToken, ...]
     sample_index: tuple[int, ...]
-    sample_params: tuple[SamplingParams, ...]
-    sample_positions: tuple[int, ...]
-    sample_tokens: tuple[TokensSoFar | None, ...]
     # With the index in the SchedulerOutput.
     prompt_scores: tuple[tuple[int, PromptScores], ...]
 
@@ -49,9 +47,11 @@ def build_batch(
     lengths = np.fromiter((len(r.token_ids) for r in ordered), np.int64, len(ordered))
     ends = lengths.cumsum()
     positions = _positions(ordered, lengths, ends)
-    sampled = [i for i, r in enumerate(ordered) if r.params is not None]
     scored = [(i, r.prompt_scores) for i, r in enumerate(ordered) if r.prompt_scores]
     starts = ends - lengths
+    sampled = [(i, sample) for i, r in enumerate(ordered) for sample in r.samples]
+    # What follows a row is at the position after it.
+    sampled_rows = np.array([starts[i] + sample.position - 1 - ordered[i].start for i, sample in sampled], np.int64)
     scored_rows = [starts[i] + np.arange(len(scores.token_ids)) for i, scores in scored]
     return StepBatch(
         token_ids=torch.tensor([token for r in ordered for token in r.token_ids], device=device),
@@ -60,11 +60,9 @@ def build_batch(
         plans={
             window: Planner(window, block_size, dtype, device).plan(ordered, num_decodes) for window in set(windows)
         },
-        sample_rows=torch.from_numpy(np.concatenate([ends[sampled] - 1, *scored_rows])).to(device),
-        sample_index=tuple(order[i] for i in sampled),
-        sample_params=tuple(r.params for r in ordered if r.params is not None),
-        sample_positions=tuple(ordered[i].start + len(ordered[i].token_ids) for i in sampled),
-        sample_tokens=tuple(ordered[i].tokens_so_far for i in sampled),
+        sample_rows=torch.from_numpy(np.concatenate([sampled_rows, *scored_rows])).to(device),
+        samples=tuple(sample for _, sample in sampled),
+        sample_index=tuple(order[i] for i, _ in sampled),
         prompt_scores=tuple((order[i], scores) for i, scores in scored),
     )
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from workers.config import CacheConfig, SchedulerConfig
 from workers.engine.block_manager import BlockManager
-from workers.engine.executor import Executor, StepResult
+from workers.engine.executor import Executor, SampledToken, StepResult
 from workers.engine.prefix_cache import PrefixCache
 from workers.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from workers.errors import OverloadedError
-from workers.request import FinishReason, Request, Timeline, TokenLogprobs, TokenOutput, finish_reason_of
+from workers.request import FinishReason, Request, Timeline, TokenOutput, finish_reason_of
 
 
 class Engine:
@@ -162,8 +162,7 @@ class Engine:
             if scheduled.prompt_scores is not None:
                 # What a preempted request is computed anew takes the place of what it had.
                 request.prompt_logprobs[scheduled.start :] = result.prompt_logprobs
-            if result.token_id is not None:
-                outputs.append(self._append(request, result.token_id, result.logprobs))
+            outputs += [self._append(request, token) for token in result.tokens]
         return outputs
 
     def _count_computed(self, request: Request, scheduled: ScheduledRequest) -> None:
@@ -172,9 +171,9 @@ class Engine:
         self.prefix_cache.publish(request)
         self.num_prompt_tokens_computed += max(0, min(end, request.num_prompt_tokens) - scheduled.start)
 
-    def _append(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> TokenOutput:
+    def _append(self, request: Request, token: SampledToken) -> TokenOutput:
         index = request.num_output_tokens
-        request.output_token_ids.append(token_id)
+        request.output_token_ids.append(token.token_id)
         self.num_output_tokens += 1
         if request.first_token_s is None:
             request.first_token_s = _now()
@@ -186,11 +185,12 @@ class Engine:
         output = TokenOutput(
             request.request_id,
             index,
-            (token_id,),
+            (token.token_id,),
             reason,
             timeline,
             router_id=request.router_id,
-            logprobs=(logprobs,) if logprobs else (),
+            logprobs=(token.logprobs,) if token.logprobs else (),
+            choice=request.choice,
         )
         return output if index else _with_prompt(output, request)
 

@@ -17,11 +17,16 @@ Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one request got from a step: the sampled token, None where none was asked for, and logprobs if asked for."""
-
-    token_id: int | None = None
+class SampledToken:
+    token_id: int
     logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one request got from a step: a token for each of its samples, and logprobs where asked for."""
+
+    tokens: tuple[SampledToken, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 

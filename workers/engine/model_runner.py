@@ -13,7 +13,7 @@ import torch
 
 from workers.config import EngineConfig
 from workers.engine.batch import StepBatch, build_batch
-from workers.engine.executor import Buffer, StepResult
+from workers.engine.executor import Buffer, SampledToken, StepResult
 from workers.engine.kv_pool import KVPool, num_pool_blocks
 from workers.engine.scheduler import SchedulerOutput
 from workers.errors import ConfigError
@@ -29,7 +29,6 @@ from workers.request import TokenLogprobs
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _SAMPLE_BYTES = 1 << 20
-_NOTHING = StepResult()
 _log = logging.getLogger(__name__)
 
 
@@ -66,22 +65,22 @@ class ModelRunner:
         """Compute one step; one result for each request, in their order."""
         step = build_batch(batch, self.layout.block_size, self._dtype, self._device, self._windows)
         logits = self._model.forward(step, self._pool.tensor)
-        results = [_NOTHING] * len(batch.requests)
-        for i, result in self._sample(step, logits[: len(step.sample_index)]):
-            results[i] = result
-        for i, prompt_logprobs in _score_prompts(step, logits[len(step.sample_index) :]):
+        tokens: list[list[SampledToken]] = [[] for _ in batch.requests]
+        for i, token in zip(step.sample_index, self._sample(step, logits[: len(step.samples)]), strict=True):
+            tokens[i].append(token)
+        results = [StepResult(tuple(one)) for one in tokens]
+        for i, prompt_logprobs in _score_prompts(step, logits[len(step.samples) :]):
             results[i] = replace(results[i], prompt_logprobs=prompt_logprobs)
         return results
 
-    def _sample(self, step: StepBatch, logits: torch.Tensor) -> Iterator[tuple[int, StepResult]]:
-        params = step.sample_params
-        tokens = sample(logits, params, step.sample_positions, step.sample_tokens, self.eos_token_ids)
+    def _sample(self, step: StepBatch, logits: torch.Tensor) -> Iterator[SampledToken]:
+        params = [one.params for one in step.samples]
+        tokens = sample(logits, step.samples, self.eos_token_ids)
         shown = [row for row, p in enumerate(params) if p.logprobs is not None]
         num_top = max((params[row].logprobs or 0 for row in shown), default=0)
         scores = iter(token_logprobs(logits[shown], [tokens[row] for row in shown], num_top) if shown else ())
-        for i, token, p in zip(step.sample_index, tokens, params, strict=True):
-            logprobs = None if p.logprobs is None else first_of_top(next(scores), p.logprobs)
-            yield i, StepResult(token, logprobs)
+        for token, p in zip(tokens, params, strict=True):
+            yield SampledToken(token, None if p.logprobs is None else first_of_top(next(scores), p.logprobs))
 
     def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
         return self._pool.read(slots, layer_start, layer_end)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from workers.config import SchedulerConfig
 from workers.engine.block_manager import BlockManager
 from workers.engine.prefix_cache import PrefixCache
-from workers.request import Request, RequestStatus, SamplingParams, TokensSoFar
+from workers.request import NextToken, Request, RequestStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,8 @@ class ScheduledRequest:
     start: int
     # Blocks of positions [0, start + len(token_ids)) at least; block i holds [i * block_size, (i + 1) * block_size).
     block_table: Sequence[int]
-    # Set when the step reaches the request's last token: sample the one at position start + len(token_ids).
-    params: SamplingParams | None
-    # Set where `params` make that token depend on them.
-    tokens_so_far: TokensSoFar | None = None
+    # Tokens to choose, each after the one before its position: the next one, when the step reaches the last token.
+    samples: tuple[NextToken, ...] = ()
     prompt_scores: PromptScores | None = None
 
 
@@ -191,14 +189,12 @@ class Scheduler:
 def _scheduled(request: Request, num_new_tokens: int) -> ScheduledRequest:
     start = request.num_computed_tokens
     end = start + num_new_tokens
-    samples = end == request.num_tokens
     return ScheduledRequest(
         request_id=request.request_id,
         token_ids=request.tokens(start, end),
         start=start,
         block_table=tuple(request.block_table),
-        params=request.params if samples else None,
-        tokens_so_far=request.tokens_so_far if samples else None,
+        samples=(request.next_token,) if end == request.num_tokens else (),
         prompt_scores=_prompt_scores(request, start, end),
     )
 

@@ -10,22 +10,17 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import torch
 
-from workers.request import SamplingParams, TokensSoFar
+from workers.request import NextToken, SamplingParams, TokensSoFar
 
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 Cells = tuple[torch.Tensor, torch.Tensor]
 
 
-def process_logits(
-    logits: torch.Tensor,
-    params: Sequence[SamplingParams],
-    tokens_so_far: Sequence[TokensSoFar | None],
-    eos_token_ids: Collection[int],
-) -> None:
+def process_logits(logits: torch.Tensor, samples: Sequence[NextToken], eos_token_ids: Collection[int]) -> None:
     """Apply logit_bias, penalties and min_tokens, in this order and in place, to float32 `logits` [num_rows, vocab]."""
-    _add_bias(logits, params)
-    known = [(row, params[row], tokens) for row, tokens in enumerate(tokens_so_far) if tokens is not None]
-    assert all(tokens is not None for p, tokens in zip(params, tokens_so_far, strict=True) if p.penalised)
+    _add_bias(logits, [one.params for one in samples])
+    known = [(row, one.params, one.tokens_so_far) for row, one in enumerate(samples) if one.tokens_so_far is not None]
+    assert all(one.tokens_so_far is not None for one in samples if one.params.penalised)
     _penalise_repetition(logits, [one for one in known if one[1].repetition_penalty != 1.0])
     _penalise_output(logits, [one for one in known if one[1].presence_penalty or one[1].frequency_penalty])
     _forbid_stops(logits, known, eos_token_ids)

@@ -13,36 +13,28 @@ import torch
 
 from workers.layers.logits_processors import process_logits
 from workers.random import uniform
-from workers.request import SamplingParams, TokensSoFar
+from workers.request import NextToken, SamplingParams
 
 # Candidates tried for top_p before sorting the whole vocabulary, which takes 20 times as long.
 _NUCLEUS_CANDIDATES = 256
 
 
-def sample(
-    logits: torch.Tensor,
-    params: Sequence[SamplingParams],
-    positions: Sequence[int],
-    tokens_so_far: Sequence[TokensSoFar | None] = (),
-    eos_token_ids: Collection[int] = (),
-) -> list[int]:
-    """One token a row of `logits` [num_rows, vocab_size]; `positions` are those of the tokens to be sampled.
+def sample(logits: torch.Tensor, samples: Sequence[NextToken], eos_token_ids: Collection[int] = ()) -> list[int]:
+    """One token a row of `logits` [num_rows, vocab_size].
 
-    `tokens_so_far`: of the rows whose Request.tokens_so_far says that they matter. The order is vLLM's: logit_bias,
-    penalties, min_tokens, temperature, min_p, top_k, top_p.
+    The order is vLLM's: logit_bias, penalties, min_tokens, temperature, min_p, top_k, top_p.
     """
-    tokens_so_far = tokens_so_far or [None] * len(params)
-    plain = [p.greedy and not p.logit_bias and known is None for p, known in zip(params, tokens_so_far, strict=True)]
+    plain = [one.params.greedy and not one.params.logit_bias and one.tokens_so_far is None for one in samples]
     if all(plain):
         return logits.argmax(dim=-1).tolist()
-    tokens = [0] * len(params)
+    tokens = [0] * len(samples)
     rows = [row for row, is_plain in enumerate(plain) if is_plain]
     _fill(tokens, rows, logits[rows].argmax(dim=-1).tolist() if rows else ())
     rows = [row for row, is_plain in enumerate(plain) if not is_plain]
-    own_params = [params[row] for row in rows]
+    own = [samples[row] for row in rows]
     own_logits = logits[rows].float()
-    process_logits(own_logits, own_params, [tokens_so_far[row] for row in rows], eos_token_ids)
-    _fill(tokens, rows, _choose(own_logits, own_params, [positions[row] for row in rows]))
+    process_logits(own_logits, own, eos_token_ids)
+    _fill(tokens, rows, _choose(own_logits, own))
     return tokens
 
 
@@ -51,17 +43,18 @@ def _fill(tokens: list[int], rows: Sequence[int], chosen: Sequence[int]) -> None
         tokens[row] = token
 
 
-def _choose(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
-    drawn = [row for row, p in enumerate(params) if not p.greedy]
-    if len(drawn) == len(params):
-        return _draw(logits, params, positions)
+def _choose(logits: torch.Tensor, samples: Sequence[NextToken]) -> list[int]:
+    drawn = [row for row, one in enumerate(samples) if not one.params.greedy]
+    if len(drawn) == len(samples):
+        return _draw(logits, samples)
     tokens: list[int] = logits.argmax(dim=-1).tolist()
     if drawn:
-        _fill(tokens, drawn, _draw(logits[drawn], [params[row] for row in drawn], [positions[row] for row in drawn]))
+        _fill(tokens, drawn, _draw(logits[drawn], [samples[row] for row in drawn]))
     return tokens
 
 
-def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+def _draw(logits: torch.Tensor, samples: Sequence[NextToken]) -> list[int]:
+    params = [one.params for one in samples]
     # From the largest down, so that no temperature overflows.
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / _column([p.temperature for p in params], logits)
     _keep_min_p(logits, params)
@@ -70,7 +63,7 @@ def _draw(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Seq
     _keep_top_p(probs, params)
     cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
-    draws = _column([uniform(p.seed or 0, 0, at) for p, at in zip(params, positions, strict=True)], total)
+    draws = _column([uniform(one.params.seed or 0, one.choice, one.position) for one in samples], total)
     # Rounding may lift the product to the total, behind the last token that has any probability.
     target = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, target, right=True).squeeze(1).tolist()

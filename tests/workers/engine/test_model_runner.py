@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.checkpoints import TinyLlama, write_folder, write_tensors
+from tests.workers.scheduled import scheduled
 from workers.config import EngineConfig
 from workers.engine.executor import Runner
 from workers.engine.model_runner import ModelRunner
@@ -33,7 +34,7 @@ def make_runner(folder: Path, **changes: Any) -> ModelRunner:
 
 def step(runner: Runner, *requests: ScheduledRequest) -> list[int | None]:
     results = runner.execute(SchedulerOutput(requests, sum(len(r.token_ids) for r in requests)))
-    return [result.token_id for result in results]
+    return [result.tokens[0].token_id if result.tokens else None for result in results]
 
 
 def generate(
@@ -42,7 +43,7 @@ def generate(
     ids = list(prompt)
     done = 0
     while len(ids) < len(prompt) + num_tokens:
-        (token,) = step(runner, ScheduledRequest("r", ids[done:], done, table, params))
+        (token,) = step(runner, scheduled("r", ids[done:], done, table, params))
         assert token is not None
         done = len(ids)
         ids.append(token)
@@ -124,12 +125,12 @@ def test_chunks_give_no_token_before_the_last(folder: Path) -> None:
     prompt = list(range(3, 43))
     table = [9, 4, 30]
     whole = generate(runner, prompt, [1, 2, 3], 5)
-    assert step(runner, ScheduledRequest("r", prompt[:25], 0, table, None)) == [None]
+    assert step(runner, scheduled("r", prompt[:25], 0, table, None)) == [None]
     tokens = step(
         runner,
-        ScheduledRequest("r", prompt[25:], 25, table, GREEDY),
-        ScheduledRequest("other", [7] * 20, 0, [50, 51], None),
-        ScheduledRequest("third", [8], 0, [52], GREEDY),
+        scheduled("r", prompt[25:], 25, table, GREEDY),
+        scheduled("other", [7] * 20, 0, [50, 51], None),
+        scheduled("third", [8], 0, [52], GREEDY),
     )
     assert tokens[:2] == [whole[0], None]
     assert isinstance(tokens[2], int)
@@ -161,7 +162,7 @@ def test_kv_moves_bit_for_bit_between_runners(folder: Path, dtype: str) -> None:
             assert payload.nbytes == (end - start) * sender.layout.token_bytes_per_layer
             receiver.write_kv(targets[start:end], layer, layer + 1, bytes(payload))
     assert bytes(receiver.read_kv(targets, 0, 2)) == bytes(sender.read_kv(slots, 0, 2))
-    (token,) = step(receiver, ScheduledRequest("r", want[:1], 40, [9, 2, 60, 4, 5, 7], GREEDY))
+    (token,) = step(receiver, scheduled("r", want[:1], 40, [9, 2, 60, 4, 5, 7], GREEDY))
     assert token == want[1]
 
 

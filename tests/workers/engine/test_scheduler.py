@@ -73,7 +73,7 @@ def compute(step: SchedulerOutput, live: dict[str, Request]) -> None:
     for scheduled in step.requests:
         request = live[scheduled.request_id]
         request.num_computed_tokens = scheduled.start + len(scheduled.token_ids)
-        if scheduled.params is not None:
+        if scheduled.samples:
             request.output_token_ids.append(7)
 
 
@@ -88,7 +88,7 @@ def test_a_short_prompt_finishes_its_prefill_before_a_long_one_that_came_first()
     place = scheduler()
     live = admit(place, 20, 3)
     step = place.schedule()
-    assert [(r.request_id, len(r.token_ids), r.params is not None) for r in step.requests] == [
+    assert [(r.request_id, len(r.token_ids), bool(r.samples)) for r in step.requests] == [
         ("r0", 5, False), ("r1", 3, True),
     ]  # fmt: skip
     compute(step, live)
@@ -105,7 +105,7 @@ def test_chunks_cover_a_prompt_once_and_in_order():
         (chunk,) = step.requests
         covered += chunk.token_ids
         assert chunk.start + len(chunk.token_ids) == len(covered)
-        assert (chunk.params is not None) == (len(covered) == 19)
+        assert bool(chunk.samples) == (len(covered) == 19)
         compute(step, live)
     assert covered == live["r0"].prompt_token_ids
 
@@ -150,7 +150,7 @@ def test_a_hand_off_takes_room_for_one_token_more_and_starts_without_recomputing
     place.add(request)
     (scheduled,) = place.schedule().requests
     assert (scheduled.start, list(scheduled.token_ids)) == (8, [5])
-    assert scheduled.params is request.params
+    assert [s.params for s in scheduled.samples] == [request.params]
 
 
 def test_room_is_not_promised_while_a_preempted_request_waits_for_it():

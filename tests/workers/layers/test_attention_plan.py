@@ -25,7 +25,7 @@ def requests(rng: random.Random) -> tuple[list[ScheduledRequest], int]:
     made = []
     for start, num_tokens in shares:
         table = [free.pop() for _ in range(-(-(start + num_tokens) // BLOCK_SIZE) + rng.randrange(3))]
-        made.append(ScheduledRequest("r", [7] * num_tokens, start, table, None))
+        made.append(ScheduledRequest("r", [7] * num_tokens, start, table))
     return made, len(decodes)
 
 
@@ -68,15 +68,15 @@ def test_every_row_sees_its_window(window: int | None) -> None:
 
 def test_a_window_reads_only_the_blocks_that_it_touches() -> None:
     table = list(range(100))
-    decode = ScheduledRequest("r", [7], 399, table, None)
+    decode = ScheduledRequest("r", [7], 399, table)
     (group,) = Planner(8, BLOCK_SIZE, torch.float32, CPU).plan([decode], 1).decodes
     assert group.block_ids.tolist() == [98, 99]
-    chunk = ScheduledRequest("r", [7] * 8, 392, table, None)
+    chunk = ScheduledRequest("r", [7] * 8, 392, table)
     (prefill,) = Planner(8, BLOCK_SIZE, torch.float32, CPU).plan([chunk], 0).prefills
     assert prefill.block_ids is not None
     assert prefill.block_ids.tolist() == [96, 97, 98, 99]
 
 
 def test_contexts_longer_than_a_window_share_one_group() -> None:
-    decodes = [ScheduledRequest("r", [7], start, list(range(100)), None) for start in range(200, 260)]
+    decodes = [ScheduledRequest("r", [7], start, list(range(100))) for start in range(200, 260)]
     assert len(Planner(14, BLOCK_SIZE, torch.float32, CPU).plan(decodes, len(decodes)).decodes) == 1

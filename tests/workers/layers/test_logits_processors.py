@@ -21,8 +21,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from tests.workers.layers.rows import sample
 from tests.workers.layers.test_sampler import random_logits, require_chi_square
-from workers.layers.sampler import sample
 from workers.random import uniform
 from workers.request import SamplingParams, TokensSoFar
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from workers.layers.sampler import sample
+from tests.workers.layers.rows import sample
 from workers.random import uniform
 from workers.request import SamplingParams
 

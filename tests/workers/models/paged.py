@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from tests.workers.scheduled import scheduled
 from workers.engine.batch import build_batch
 from workers.engine.scheduler import ScheduledRequest, SchedulerOutput
 from workers.models.architecture import read_architecture
@@ -52,7 +53,7 @@ class Paged:
 
 
 def share(ids: Sequence[int], start: int, end: int, table: Sequence[int]) -> ScheduledRequest:
-    return ScheduledRequest("r", ids[start:end], start, table, GREEDY)
+    return scheduled("r", ids[start:end], start, table, GREEDY)
 
 
 def prompt(length: int, seed: int = 1, vocab_size: int = 256) -> list[int]:

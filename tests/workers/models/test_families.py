@@ -15,9 +15,10 @@ from transformers import PreTrainedModel
 from tests.exact import Comparator, Logits
 from tests.families import TINY, write_family_gguf
 from tests.workers.models.paged import PROMPT_LENGTHS, Paged, assert_close, prompt, share
+from tests.workers.scheduled import scheduled
 from workers.config import EngineConfig
 from workers.engine.model_runner import ModelRunner
-from workers.engine.scheduler import ScheduledRequest, SchedulerOutput
+from workers.engine.scheduler import SchedulerOutput
 from workers.errors import ConfigError
 from workers.models.architecture import read_architecture
 from workers.models.registry import FAMILIES
@@ -110,13 +111,12 @@ def generate(runner: ModelRunner, prompts: Sequence[Sequence[int]], chunk: int) 
         for i in (i for i in running if 3 * i <= step):
             end = min(len(ids[i]), done[i] + chunk)
             params = GREEDY if end == len(ids[i]) else None
-            shares.append(ScheduledRequest(str(i), ids[i][done[i] : end], done[i], tables[i], params))
+            shares.append(scheduled(str(i), ids[i][done[i] : end], done[i], tables[i], params))
             done[i] = end
         step += 1
         results = runner.execute(SchedulerOutput(tuple(shares), sum(len(s.token_ids) for s in shares)))
         for share_, result in zip(shares, results, strict=True):
-            if result.token_id is not None:
-                ids[int(share_.request_id)].append(result.token_id)
+            ids[int(share_.request_id)] += [token.token_id for token in result.tokens]
     return [tokens[len(p) :] for tokens, p in zip(ids, prompts, strict=True)]
 
 

@@ -90,7 +90,7 @@ def test_batch_mates_change_a_row_by_rounding_only(tmp_path: Path) -> None:
 def test_rows_that_do_not_sample_get_no_logits(tmp_path: Path) -> None:
     paged = Paged(write_folder(tmp_path, TinyLlama()))
     table = paged.table(32)
-    middle = ScheduledRequest("r", prompt(20), 0, table, None)
+    middle = ScheduledRequest("r", prompt(20), 0, table)
     batch = build_batch(SchedulerOutput((middle,), 20), BLOCK_SIZE, torch.float32, CPU)
     with torch.inference_mode():
         assert paged.model.forward(batch, paged.kv_cache).shape == (0, paged.config.vocab_size)
