@@ -55,6 +55,8 @@ _WORKER_COUNTERS = (
     "num_prompt_tokens_computed",
     "num_output_tokens",
     "num_preemptions",
+    "num_draft_tokens",
+    "num_accepted_tokens",
     "kv_bytes_sent",
     "kv_bytes_received",
     "num_frames_sent",

@@ -56,11 +56,34 @@ class CacheConfig(Strict):
         return self
 
 
+class SpeculativeConfig(Strict):
+    """Drafts of tokens to come, verified in the step that decodes anyway: the same answer in fewer steps."""
+
+    # ngram: what followed the last tokens when they stood in prompt or answer before.
+    method: Literal["ngram"] = "ngram"
+    # Drafts of one request in a step, at most.
+    num_speculative_tokens: int = Field(default=4, ge=1, le=64)
+    # How many of the last tokens must have stood there before.
+    prompt_lookup_min: int = Field(default=2, ge=1)
+    prompt_lookup_max: int = Field(default=4, ge=1)
+
+    @model_validator(mode="after")
+    def _min_is_at_most_max(self) -> Self:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min ({self.prompt_lookup_min}) must be at most prompt_lookup_max "
+                f"({self.prompt_lookup_max})"
+            )
+        return self
+
+
 class SchedulerConfig(Strict):
     # Requests in one step.
     max_num_seqs: int = Field(default=64, ge=1)
     # Tokens in one step: decodes first, prompts' chunks share the rest.
     max_num_batched_tokens: int = Field(default=512, ge=1)
+    # None: no drafts.
+    speculative_config: SpeculativeConfig | None = None
 
 
 class DeviceConfig(Strict):

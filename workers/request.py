@@ -192,15 +192,22 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
+    def num_tokens_left(self) -> int:
+        """Output tokens that it may still get here."""
+        limits = [n for n in (self.params.max_tokens, self.output_limit) if n is not None]
+        assert limits, "the router makes max_tokens a number"
+        return min(limits) - self.num_output_tokens
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """Whoever computes output token 0 owes them: all prompt tokens are then computed, none taken from a cache."""
         return self.params.prompt_logprobs is not None and not self.output_token_ids
 
-    @property
-    def next_token(self) -> NextToken:
-        params, position = self.params, self.num_tokens
-        if params.penalised or params.grammar or self.num_output_tokens < params.min_tokens:
-            tokens_so_far = TokensSoFar(self.prompt_token_ids, tuple(self.output_token_ids))
+    def next_token(self, drafts: Sequence[int] = ()) -> NextToken:
+        """The token to be chosen after `drafts`, if they are right."""
+        params, position = self.params, self.num_tokens + len(drafts)
+        if params.penalised or params.grammar or self.num_output_tokens + len(drafts) < params.min_tokens:
+            tokens_so_far = TokensSoFar(self.prompt_token_ids, (*self.output_token_ids, *drafts))
             return NextToken(params, position, self.choice, tokens_so_far)
         return NextToken(params, position, self.choice)
 

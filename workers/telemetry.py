@@ -32,6 +32,8 @@ def engine_stats(engine: Engine) -> pb.WorkerStats:
         num_prompt_tokens_computed=engine.num_prompt_tokens_computed,
         num_output_tokens=engine.num_output_tokens,
         num_preemptions=scheduler.num_preemptions,
+        num_draft_tokens=engine.num_draft_tokens,
+        num_accepted_tokens=engine.num_accepted_tokens,
     )
 
 

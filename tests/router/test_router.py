@@ -342,3 +342,20 @@ def test_the_same_seed_gives_the_same_run():
             return virtual_loop().time(), steps
 
     assert run(main(1)) == run(main(1)) != run(main(2))
+
+
+def test_drafts_change_no_answer_when_the_kv_came_from_elsewhere_and_decode_dies(monkeypatch):
+    monkeypatch.setattr("tests.fake_model.VOCAB_SIZE", 3)
+    ngram = {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
+
+    async def main() -> None:
+        async with sim_cluster(1, 2, speculative_config=ngram) as cluster:
+            tasks = [ask(cluster, length, replace(SEEDED, max_tokens=60)) for length in (10, 20, 30)]
+            await tokens_until(cluster, 20)
+            await cluster.kill("d0")
+            wanted = [expected_tokens(prompt_of(n), replace(SEEDED, max_tokens=60)) for n in (10, 20, 30)]
+            assert await asyncio.gather(*tasks) == wanted
+            assert cluster.workers["d1"].stats().num_accepted_tokens > 10
+            assert not cluster.workers["p0"].stats().num_draft_tokens
+
+    run(main())

@@ -35,6 +35,9 @@ class Engine:
         self.num_steps = 0
         self.num_prompt_tokens_computed = 0
         self.num_output_tokens = 0
+        # Of speculative decoding: tried, and found right.
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
         self.max_num_running = 0
 
     def add(self, request: Request) -> None:
@@ -158,26 +161,47 @@ class Engine:
             request = step[scheduled.request_id]
             if self.requests.get(request.request_id) is not request:
                 continue  # Ended while the step ran; another may already bear its id.
-            self._count_computed(request, scheduled)
             if scheduled.prompt_scores is not None:
                 # What a preempted request is computed anew takes the place of what it had.
                 request.prompt_logprobs[scheduled.start :] = result.prompt_logprobs
-            outputs += [self._append(request, token) for token in result.tokens]
+            tokens = self._append(request, scheduled, result.tokens)
+            self._count_computed(request, scheduled, len(tokens))
+            if tokens:
+                outputs.append(self._output(request, tokens))
         return outputs
 
-    def _count_computed(self, request: Request, scheduled: ScheduledRequest) -> None:
-        end = scheduled.start + len(scheduled.token_ids)
+    def _append(
+        self, request: Request, scheduled: ScheduledRequest, sampled: Sequence[SampledToken]
+    ) -> Sequence[SampledToken]:
+        """Those of the sampled tokens that come after right drafts only, to the one that ends the request."""
+        drafts = scheduled.token_ids[len(scheduled.token_ids) - scheduled.num_drafts :]
+        for count, token in enumerate(sampled, start=1):
+            request.output_token_ids.append(token.token_id)
+            is_last = self._finish_reason(request) is not None
+            if is_last or count > len(drafts) or drafts[count - 1] != token.token_id:
+                self.num_draft_tokens += len(drafts)
+                self.num_accepted_tokens += count - 1
+                return sampled[:count]
+        return sampled
+
+    def _finish_reason(self, request: Request) -> FinishReason | None:
+        return finish_reason_of(request.output_token_ids, request.params, self.eos_token_ids)
+
+    def _count_computed(self, request: Request, scheduled: ScheduledRequest, num_tokens: int) -> None:
+        """After a step that gave it `num_tokens`: the KV of wrong drafts does not count."""
+        num_wrong = max(0, scheduled.num_drafts - max(0, num_tokens - 1))
+        end = scheduled.start + len(scheduled.token_ids) - num_wrong
         request.num_computed_tokens = end
         self.prefix_cache.publish(request)
         self.num_prompt_tokens_computed += max(0, min(end, request.num_prompt_tokens) - scheduled.start)
 
-    def _append(self, request: Request, token: SampledToken) -> TokenOutput:
-        index = request.num_output_tokens
-        request.output_token_ids.append(token.token_id)
-        self.num_output_tokens += 1
+    def _output(self, request: Request, tokens: Sequence[SampledToken]) -> TokenOutput:
+        """Tell of its last `tokens`, and end it where they do."""
+        index = request.num_output_tokens - len(tokens)
+        self.num_output_tokens += len(tokens)
         if request.first_token_s is None:
             request.first_token_s = _now()
-        reason = finish_reason_of(request.output_token_ids, request.params, self.eos_token_ids)
+        reason = self._finish_reason(request)
         ends_here = request.output_limit is not None and request.num_output_tokens >= request.output_limit
         timeline = _timeline(request) if reason or ends_here else None
         if reason or ends_here:
@@ -185,11 +209,11 @@ class Engine:
         output = TokenOutput(
             request.request_id,
             index,
-            (token.token_id,),
+            tuple(token.token_id for token in tokens),
             reason,
             timeline,
             router_id=request.router_id,
-            logprobs=(token.logprobs,) if token.logprobs else (),
+            logprobs=tuple(token.logprobs for token in tokens if token.logprobs),
             choice=request.choice,
         )
         return output if index else _with_prompt(output, request)

@@ -7,11 +7,12 @@ chunked prefill). Preemption is by recompute and takes the latest arrival.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from workers.config import SchedulerConfig
 from workers.engine.block_manager import BlockManager
+from workers.engine.drafts import propose
 from workers.engine.prefix_cache import PrefixCache
 from workers.request import NextToken, Request, RequestStatus
 
@@ -35,6 +36,8 @@ class ScheduledRequest:
     block_table: Sequence[int]
     # Tokens to choose, each after the one before its position: the next one, when the step reaches the last token.
     samples: tuple[NextToken, ...] = ()
+    # So many of the last token_ids are guesses. Each has a sample for its own position, and one follows the last.
+    num_drafts: int = 0
     prompt_scores: PromptScores | None = None
 
 
@@ -95,16 +98,38 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         self._admit()
         decodes = [r for r in self.running if r.num_tokens - r.num_computed_tokens == 1]
-        scheduled = [(r, 1) for r in decodes if self._grow(r)]
-        # Growing may have preempted requests behind in the list, some of them already scheduled.
-        scheduled = [(r, n) for r, n in scheduled if r.status is RequestStatus.RUNNING]
+        grown = [r for r in decodes if self._grow(r)]
+        # Growing may have preempted requests behind in the list, some of them already grown.
+        decoding = [r for r in grown if r.status is RequestStatus.RUNNING]
         prompts = [r for r in self.running if r.num_tokens - r.num_computed_tokens > 1]
-        budget = self.config.max_num_batched_tokens - len(scheduled)
+        budget = self.config.max_num_batched_tokens - len(decoding)
         shares = share_tokens([r.num_tokens - r.num_computed_tokens for r in prompts], budget)
-        scheduled += [(r, n) for r, n in zip(prompts, shares, strict=True) if n]
-        return SchedulerOutput(
-            requests=tuple(_scheduled(r, n) for r, n in scheduled), num_tokens=sum(n for _, n in scheduled)
-        )
+        chunks = [_scheduled(r, n) for r, n in zip(prompts, shares, strict=True) if n]
+        requests = (*self._with_drafts(decoding, budget - sum(shares)), *chunks)
+        return SchedulerOutput(requests, num_tokens=sum(len(r.token_ids) for r in requests))
+
+    def _with_drafts(self, decoding: Sequence[Request], budget: int) -> Iterator[ScheduledRequest]:
+        """Each request's next token, and drafts of those after it out of what the prompts leave of the step."""
+        for request in decoding:
+            drafts = self._drafts(request, budget)
+            budget -= len(drafts)
+            yield _scheduled(request, 1, drafts)
+
+    def _drafts(self, request: Request, budget: int) -> list[int]:
+        config = self.config.speculative_config
+        # The step gives one token more than there are right drafts.
+        most = min(budget, request.num_tokens_left - 1)
+        if config is None or most <= 0 or not request.output_token_ids:
+            return []
+        drafts = propose(request.tokens(0, request.num_tokens), config)[:most]
+        return drafts[: self._room(request, len(drafts))]
+
+    def _room(self, request: Request, num_drafts: int) -> int:
+        """How many drafts have a place for their KV. Blocks are taken for them only while nobody would miss these."""
+        missing = self.block_manager.blocks_for(request.num_tokens + num_drafts) - len(request.block_table)
+        if missing > 0 and self.block_manager.can_allocate(missing, self._watermark()):
+            request.block_table.extend(self.block_manager.allocate(missing))
+        return len(request.block_table) * self.block_manager.block_size - request.num_tokens
 
     def remove(self, request: Request) -> None:
         """Take a request out of wherever it is; its blocks stay its own."""
@@ -186,15 +211,17 @@ class Scheduler:
         self.waiting.appendleft(victim)
 
 
-def _scheduled(request: Request, num_new_tokens: int) -> ScheduledRequest:
+def _scheduled(request: Request, num_new_tokens: int, drafts: Sequence[int] = ()) -> ScheduledRequest:
     start = request.num_computed_tokens
     end = start + num_new_tokens
+    samples = [request.next_token(drafts[:i]) for i in range(len(drafts) + 1)] if end == request.num_tokens else ()
     return ScheduledRequest(
         request_id=request.request_id,
-        token_ids=request.tokens(start, end),
+        token_ids=[*request.tokens(start, end), *drafts],
         start=start,
         block_table=tuple(request.block_table),
-        samples=(request.next_token,) if end == request.num_tokens else (),
+        samples=tuple(samples),
+        num_drafts=len(drafts),
         prompt_scores=_prompt_scores(request, start, end),
     )
 
