@@ -35,9 +35,10 @@ check: install
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/buf lint
 
-# Where the time of one decode step goes.
+# Where the time of one decode step goes; what fewer bits of KV cost.
 bench: install
 	$(BIN)/python -m cluster.bench.decode_step
+	$(BIN)/python -m cluster.bench.kv_precision
 
 proto: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. --mypy_grpc_out=. protos/*.proto

@@ -11,7 +11,16 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3"]
 Role = Literal["prefill", "decode", "colocated"]
+
+_KV_CACHE_DTYPES = {
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp8": "float8_e4m3",
+    "fp8_e4m3": "float8_e4m3",
+}
 
 
 class Strict(BaseModel):
@@ -41,10 +50,17 @@ class CacheConfig(Strict):
     kv_cache_memory_bytes: int = Field(default=1 << 30, ge=1)
     # Number of blocks, overriding kv_cache_memory_bytes.
     num_gpu_blocks_override: int | None = Field(default=None, ge=1)
+    # Numbers of the KV pool. auto: the model's. float8_e4m3 (or fp8): with a scale for each token and KV head.
+    kv_cache_dtype: KVCacheDType = "auto"
     # Find again the KV of prompts that begin alike.
     enable_prefix_caching: bool = True
     # Tokens in a unit of block hashes: the same for the whole cluster, a divisor of every block_size.
     hash_block_size: int = Field(default=16, ge=1)
+
+    @field_validator("kv_cache_dtype", mode="before")
+    @classmethod
+    def _short_names(cls, value: object) -> object:
+        return _KV_CACHE_DTYPES.get(value, value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _a_block_is_whole_units(self) -> Self:

@@ -42,7 +42,7 @@ class Runner(Protocol):
         """Compute one step; one result for each request, in their order."""
 
     def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
-        """A copy of the KV in `slots`: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_dim]."""
+        """A copy of the KV in `slots`: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_bytes]."""
 
     def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
         """Put KV of read_kv's shape into `slots`."""

@@ -12,26 +12,30 @@ from workers.config import CacheConfig
 from workers.engine.executor import Buffer
 from workers.errors import ConfigError, FrameError
 from workers.kv_transfer.layout import KVLayout
+from workers.layers.kv_codec import POOL_DTYPES, pool_width
 
 
 class KVPool:
-    """`tensor` is [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim].
+    """`tensor` is [num_layers, 2, num_blocks, block_size, num_kv_heads, pool_width] (workers/layers/kv_codec.py).
 
     read and write copy bits, whatever the dtype. They may run beside a step and beside each other on different blocks.
     """
 
-    def __init__(self, layout: KVLayout, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
         if device.type == "cpu":
             _require_memory(num_blocks * layout.block_size * layout.token_bytes)
-        shape = (layout.num_layers, 2, num_blocks, layout.block_size, layout.num_kv_heads, layout.head_dim)
-        self.tensor = _zeros(shape, dtype, device)
+        dtype = POOL_DTYPES[layout.dtype]
+        width = pool_width(dtype, layout.head_dim)
+        self.tensor = _zeros(
+            (layout.num_layers, 2, num_blocks, layout.block_size, layout.num_kv_heads, width), dtype, device
+        )
         self._layout = layout
-        # Half words hold the bits of either width: [num_layers, 2, num_slots, half words of a token's K or V].
+        # Half words hold the bits of any width: [num_layers, 2, num_slots, half words of a token's K or V].
         self._bits = self.tensor.view(torch.int16).view(layout.num_layers, 2, num_blocks * layout.block_size, -1)
 
     @torch.inference_mode()
     def read(self, slots: Sequence[int], layer_start: int, layer_end: int) -> memoryview:
-        """A copy: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_dim], as bytes."""
+        """A copy: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_bytes]."""
         rows = self._bits[layer_start:layer_end].index_select(2, self._index(slots))
         return rows.flatten().cpu().numpy().data.cast("B")
 

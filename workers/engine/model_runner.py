@@ -51,14 +51,15 @@ class ModelRunner:
             num_kv_heads=architecture.num_kv_heads,
             head_dim=architecture.head_dim,
             block_size=config.block_size,
-            dtype=_DTYPE_NAMES[dtype],
+            dtype=_kv_cache_dtype(config, dtype, architecture),
         )
         self.num_blocks = num_pool_blocks(config, self.layout, self.max_model_len)
         self._model = load_model(architecture, weights, dtype, device)
-        self._pool = KVPool(self.layout, self.num_blocks, dtype, device)
+        self._pool = KVPool(self.layout, self.num_blocks, device)
         self._dtype, self._device = dtype, device
         self._windows = frozenset(architecture.windows)
-        _log.info("loaded %s in %s: %d blocks of %d", path.name, self.layout.dtype, self.num_blocks, config.block_size)
+        shape = (path.name, _DTYPE_NAMES[dtype], self.num_blocks, config.block_size, self.layout.dtype)
+        _log.info("loaded %s in %s: %d KV blocks of %d in %s", *shape)
 
     @torch.inference_mode()
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
@@ -107,6 +108,18 @@ def _dtype(config: EngineConfig, weights: Weights) -> torch.dtype:
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     return torch.float32 if config.device == "cpu" else weights.dtype
+
+
+def _kv_cache_dtype(config: EngineConfig, dtype: torch.dtype, architecture: ArchitectureConfig) -> str:
+    if config.kv_cache_dtype == "auto":
+        return _DTYPE_NAMES[dtype]
+    if config.kv_cache_dtype == "float8_e4m3" and architecture.head_dim % 4:
+        raise ConfigError(
+            f"kv_cache_dtype: fp8 needs heads of a multiple of 4 numbers; this model's have {architecture.head_dim}: "
+            "use bf16",
+            param="kv_cache_dtype",
+        )
+    return config.kv_cache_dtype
 
 
 def _max_model_len(config: EngineConfig, architecture: ArchitectureConfig) -> int:

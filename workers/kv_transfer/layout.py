@@ -8,12 +8,14 @@ from protos import kv_transfer_pb2 as pb
 from workers.errors import LayoutMismatchError
 
 SCHEMA_VERSION = 1
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1}
+# Of the scale behind each head (workers/layers/kv_codec.py).
+SCALE_BYTES = {"float8_e4m3": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """The shape and meaning of KV. A range on the wire is [layers, 2 (K, V), tokens, num_kv_heads, head_dim]."""
+    """The shape and meaning of KV. A range on the wire is [layers, 2 (K, V), tokens, num_kv_heads, head_bytes]."""
 
     fingerprint: str
     num_layers: int
@@ -26,13 +28,18 @@ class KVLayout:
     schema_version: int = SCHEMA_VERSION
 
     @property
+    def head_bytes(self) -> int:
+        """One head of K or V of one token in one layer, with its scale where the dtype has one."""
+        return self.head_dim * DTYPE_BYTES[self.dtype] + SCALE_BYTES.get(self.dtype, 0)
+
+    @property
     def token_bytes_per_layer(self) -> int:
         """K and V of one token in one layer."""
-        return 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        return 2 * self.num_kv_heads * self.head_bytes
 
     @property
     def token_bytes(self) -> int:
-        """2 x layers x kv_heads x head_dim x dtype bytes."""
+        """2 x layers x kv_heads x head bytes."""
         return self.num_layers * self.token_bytes_per_layer
 
     def require_same(self, other: KVLayout) -> None:

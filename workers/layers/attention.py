@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from workers.engine.batch import StepBatch
 from workers.layers.attention_plan import DecodeGroup, PrefillChunk
+from workers.layers.kv_codec import decode, encode
 
 # scaled_dot_product_attention, with what it takes beside q, k and v.
 Attend = Callable[..., torch.Tensor]
@@ -53,9 +54,10 @@ class PagedAttention:
         """Store k and v in their slots, then attend; returns [num_tokens, num_heads * head_dim].
 
         q: [num_tokens, num_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim];
-        kv_cache: the layer's [2, num_blocks, block_size, num_kv_heads, head_dim].
+        kv_cache: the layer's [2, num_blocks, block_size, num_kv_heads, pool_width].
         """
-        slots = kv_cache.view(2, -1, self.num_kv_heads, self.head_dim)
+        k, v = encode(k, kv_cache.dtype), encode(v, kv_cache.dtype)
+        slots = kv_cache.view(2, -1, self.num_kv_heads, kv_cache.shape[-1])
         slots[0].index_copy_(0, batch.slot_mapping, k)
         slots[1].index_copy_(0, batch.slot_mapping, v)
         plan = batch.plans[self._window]
@@ -65,8 +67,9 @@ class PagedAttention:
 
     def _decode(self, q: torch.Tensor, kv_cache: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
         kv = self._gather(kv_cache, group.block_ids)
+        kept = kv.view(2, group.num_requests, -1, self.num_kv_heads, kv_cache.shape[-1])
         # [2, num_requests, num_kv_heads, context, head_dim]
-        k, v = kv.view(2, group.num_requests, -1, self.num_kv_heads, self.head_dim).transpose(2, 3)
+        k, v = decode(kept, q.dtype).transpose(2, 3)
         packed = q.view(-1, self.num_kv_heads, self._group, self.head_dim)
         out = self._attend(packed, k, v, attn_mask=group.mask)
         return out.reshape(q.shape[0], -1)
@@ -76,8 +79,10 @@ class PagedAttention:
     ) -> torch.Tensor:
         if chunk.block_ids is not None:
             assert chunk.mask is not None, "keys out of blocks are told apart by a mask"
-            gathered = self._gather(kv_cache, chunk.block_ids).view(2, -1, self.num_kv_heads, self.head_dim)
+            gathered = self._gather(kv_cache, chunk.block_ids).view(2, -1, self.num_kv_heads, kv_cache.shape[-1])
             k, v = gathered[:, : chunk.mask.shape[1]]
+        # What is kept of a token counts from its own step on, so that chunks and prefix hits change nothing.
+        k, v = decode(k, q.dtype), decode(v, q.dtype)
         # [num_kv_heads, group, num_tokens, head_dim]: the KV head is the batch dimension.
         heads = q.view(-1, self.num_kv_heads, self._group, self.head_dim).permute(1, 2, 0, 3)
         out = self._attend(heads, self._shared(k), self._shared(v), attn_mask=chunk.mask, is_causal=chunk.mask is None)

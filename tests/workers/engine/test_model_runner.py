@@ -146,10 +146,17 @@ def test_sampled_tokens_depend_on_seed_and_position_only(folder: Path) -> None:
     assert generate(runner, prompt, [1, 2], 10, SamplingParams(temperature=1.0, seed=12)) != first
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_kv_moves_bit_for_bit_between_runners(folder: Path, dtype: str) -> None:
-    sender = make_runner(folder, dtype=dtype)
-    receiver = make_runner(folder, dtype=dtype, block_size=8, hash_block_size=8)
+@pytest.mark.parametrize(
+    ("dtype", "kv_cache_dtype"),
+    [
+        ("float32", "auto"), ("bfloat16", "auto"), ("float16", "auto"),
+        ("float32", "bf16"), ("float32", "fp8"), ("bfloat16", "fp8"), ("bfloat16", "fp32"),
+    ],
+)  # fmt: skip
+def test_kv_moves_bit_for_bit_between_runners(folder: Path, dtype: str, kv_cache_dtype: str) -> None:
+    settings = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
+    sender = make_runner(folder, **settings)
+    receiver = make_runner(folder, **settings, block_size=8, hash_block_size=8)
     prompt = list(range(3, 43))
     want = generate(sender, prompt, [6, 1, 3], 4)
     slots = [block * 16 + i for block in (6, 1, 3) for i in range(16)][:40]
