@@ -163,6 +163,8 @@ class Request:
     finish_reason: FinishReason | None = None
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
+    # Its last block gets the KV of this one, which it keeps from being freed, in its next step.
+    copy_source: int | None = None
     # Prefix caching: hashes of its whole units, how many of its blocks others may share, and how many prompt tokens
     # were found when it first started.
     unit_hashes: list[bytes] = field(default_factory=list)
@@ -192,6 +194,11 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
+    def owned_blocks(self) -> list[int]:
+        """Every block that it counts as an owner of."""
+        return self.block_table if self.copy_source is None else [*self.block_table, self.copy_source]
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """Whoever computes output token 0 owes them: all prompt tokens are then computed, none taken from a cache."""
         return self.params.prompt_logprobs is not None and not self.output_token_ids
@@ -203,6 +210,12 @@ class Request:
             tokens_so_far = TokensSoFar(self.prompt_token_ids, tuple(self.output_token_ids))
             return NextToken(params, position, self.choice, tokens_so_far)
         return NextToken(params, position, self.choice)
+
+    @property
+    def next_tokens(self) -> tuple[NextToken, ...]:
+        """One for each choice: all are one sequence until they have a token."""
+        first = self.next_token
+        return tuple(replace(first, choice=i) for i in range(self.params.n)) if self.params.n > 1 else (first,)
 
     def tokens(self, start: int, end: int) -> Sequence[int]:
         """Token ids at positions [start, end)."""

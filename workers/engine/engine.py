@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from workers.config import CacheConfig, SchedulerConfig
 from workers.engine.block_manager import BlockManager
+from workers.engine.choices import children_of
 from workers.engine.executor import Executor, SampledToken, StepResult
 from workers.engine.prefix_cache import PrefixCache
 from workers.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from workers.errors import OverloadedError
-from workers.request import FinishReason, Request, Timeline, TokenOutput, finish_reason_of
+from workers.request import FinishReason, Request, RequestStatus, Timeline, TokenOutput, finish_reason_of
 
 
 class Engine:
@@ -24,12 +25,13 @@ class Engine:
         self.block_manager = BlockManager(executor.runner.num_blocks, cache.block_size)
         self.prefix_cache = PrefixCache(cache, self.block_manager, executor.runner.layout.fingerprint)
         self.scheduler = Scheduler(scheduler, self.block_manager, self.prefix_cache)
-        self.requests: dict[str, Request] = {}
+        # By request id and choice. A request of several choices is its choice 0 until its prompt is computed.
+        self.requests: dict[str, dict[int, Request]] = {}
         # Finished requests whose KV is still being read.
         self._held: set[Request] = set()
         # Ended during a step that may still write to their blocks: freed when it is over.
         self._ended_in_step: list[Request] = []
-        self._in_step: dict[str, Request] = {}
+        self._in_step: list[Request] = []
         self._work = asyncio.Event()
         self._num_arrivals = 0
         self.num_steps = 0
@@ -56,23 +58,32 @@ class Engine:
             )
         self._arrive(request)
 
-    def commit(self, request: Request, token_id: int) -> None:
-        """The KV of all tokens of a reserved request is in its blocks, and `token_id` was sampled after them."""
+    def commit(self, request: Request, first_token_ids: Mapping[int, int]) -> None:
+        """The KV of all tokens of a reserved request is in its blocks, and these were sampled after them, by choice.
+
+        Choices that are not among them have ended.
+        """
         request.num_computed_tokens = request.num_tokens
         self.prefix_cache.publish(request)
-        request.output_token_ids.append(token_id)
         request.handed_over = True
         request.arrived_s = _now()
-        del self.scheduler.waiting_for_kv[request.request_id]
-        self.scheduler.add(request)
+        if request.params.n > 1:
+            children = [child for child in children_of(request) if child.choice in first_token_ids]
+            for child in children:
+                child.output_token_ids.append(first_token_ids[child.choice])
+            self._split(request, children)
+        else:
+            request.output_token_ids.append(first_token_ids[request.choice])
+            del self.scheduler.waiting_for_kv[request.request_id]
+            self.scheduler.add(request)
         self._work.set()
 
-    def abort(self, request_id: str) -> Request | None:
-        """End a request wherever it is and free its blocks, unless held. None when it is not here."""
-        request = self.requests.get(request_id)
-        if request is not None:
+    def abort(self, request_id: str) -> bool:
+        """End all choices of a request wherever they are and free their blocks, unless held. False: it is not here."""
+        sequences = list(self.requests.get(request_id, {}).values())
+        for request in sequences:
             self._finish(request, FinishReason.ABORTED)
-        return request
+        return bool(sequences)
 
     def release(self, request: Request) -> None:
         """Free the blocks of a held request: nobody reads or writes its KV any more."""
@@ -93,17 +104,18 @@ class Engine:
         """One forward pass. Raises what the executor raises; every request of the step is then still unfinished."""
         batch = self.scheduler.schedule()
         if not batch.requests:
-            # All that is left waits for blocks that grants hold; a commit, an abort or a lease's end changes that.
-            self._work.clear()
-            await self._work.wait()
+            if not any(r.block_table for r in self.scheduler.waiting):
+                # All that is left waits for blocks that grants hold; a commit, an abort or a lease's end changes that.
+                self._work.clear()
+                await self._work.wait()
             return []
-        step = self._in_step = {r.request_id: self.requests[r.request_id] for r in batch.requests}
+        step = self._in_step = [self.requests[r.request_id][r.choice] for r in batch.requests]
         self.max_num_running = max(self.max_num_running, len(batch.requests))
         self._stamp_scheduled()
         try:
             results = await self.executor.execute(batch)
         finally:
-            self._in_step = {}
+            self._in_step = []
             for request in self._ended_in_step:
                 self._free(request)
             self._ended_in_step = []
@@ -112,10 +124,14 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is free or owned by one request, running, waiting or held."""
-        owned = [b for r in (*self.requests.values(), *self._held) for b in r.block_table]
-        owned += [b for r in self._ended_in_step for b in r.block_table]
-        self.block_manager.check_integrity(owned)
-        assert {r.request_id for r in self.scheduler.live()} == set(self.requests), "requests and scheduler disagree"
+        owners = (*self.sequences(), *self._held, *self._ended_in_step)
+        self.block_manager.check_integrity(b for r in owners for b in r.owned_blocks)
+        assert set(self.scheduler.live()) == set(self.sequences()), "requests and scheduler disagree"
+
+    def sequences(self) -> Iterator[Request]:
+        """All that is alive: of a request with several choices, one for each once its prompt is computed."""
+        for by_choice in self.requests.values():
+            yield from by_choice.values()
 
     @property
     def num_blocks_in_use(self) -> int:
@@ -135,35 +151,58 @@ class Engine:
 
     def _blocks_in_use(self) -> set[int]:
         owners = (*self.scheduler.waiting, *self.scheduler.running, *self._held, *self._ended_in_step)
-        return {b for r in owners for b in r.block_table}
+        return {b for r in owners for b in r.owned_blocks}
 
     def _arrive(self, request: Request) -> None:
         assert request.request_id not in self.requests, f"request {request.request_id} is here already"
         self._num_arrivals += 1
         request.arrival = self._num_arrivals
         request.arrived_s = _now()
-        self.requests[request.request_id] = request
+        self.requests[request.request_id] = {request.choice: request}
 
     def _stamp_scheduled(self) -> None:
         now = _now()
-        for request in self._in_step.values():
+        for request in self._in_step:
             if request.scheduled_s is None:
                 request.scheduled_s = now
 
     def _update(
-        self, step: dict[str, Request], batch: SchedulerOutput, results: Sequence[StepResult]
+        self, step: Sequence[Request], batch: SchedulerOutput, results: Sequence[StepResult]
     ) -> list[TokenOutput]:
         outputs = []
-        for scheduled, result in zip(batch.requests, results, strict=True):
-            request = step[scheduled.request_id]
-            if self.requests.get(request.request_id) is not request:
-                continue  # Ended while the step ran; another may already bear its id.
+        for request, scheduled, result in zip(step, batch.requests, results, strict=True):
+            if request.status is RequestStatus.FINISHED:
+                continue  # While the step ran.
+            self.scheduler.copied(request)
             self._count_computed(request, scheduled)
             if scheduled.prompt_scores is not None:
                 # What a preempted request is computed anew takes the place of what it had.
                 request.prompt_logprobs[scheduled.start :] = result.prompt_logprobs
-            outputs += [self._append(request, token) for token in result.tokens]
+            if request.params.n > 1:
+                outputs += self._fork(request, result.tokens)
+                continue
+            for token in result.tokens:
+                outputs.append(output := self._append(request, token))
+                if output.timeline is not None:
+                    self._finish(request, output.finish_reason)
         return outputs
+
+    def _fork(self, parent: Request, tokens: Sequence[SampledToken]) -> list[TokenOutput]:
+        """Token 1 of every choice, if it is there."""
+        if not tokens:
+            return []
+        children = children_of(parent)
+        outputs = [self._append(child, token) for child, token in zip(children, tokens, strict=True)]
+        self._split(parent, [c for c, output in zip(children, outputs, strict=True) if output.timeline is None])
+        return outputs
+
+    def _split(self, parent: Request, children: Sequence[Request]) -> None:
+        """The request goes on as these, each with a token of its own; where there are none, it ends."""
+        if children:
+            self.scheduler.fork(parent, children)
+        self._finish(parent, None)
+        if children:
+            self.requests[parent.request_id] = {child.choice: child for child in children}
 
     def _count_computed(self, request: Request, scheduled: ScheduledRequest) -> None:
         end = scheduled.start + len(scheduled.token_ids)
@@ -172,6 +211,7 @@ class Engine:
         self.num_prompt_tokens_computed += max(0, min(end, request.num_prompt_tokens) - scheduled.start)
 
     def _append(self, request: Request, token: SampledToken) -> TokenOutput:
+        """With a timeline where the request ends here."""
         index = request.num_output_tokens
         request.output_token_ids.append(token.token_id)
         self.num_output_tokens += 1
@@ -180,8 +220,6 @@ class Engine:
         reason = finish_reason_of(request.output_token_ids, request.params, self.eos_token_ids)
         ends_here = request.output_limit is not None and request.num_output_tokens >= request.output_limit
         timeline = _timeline(request) if reason or ends_here else None
-        if reason or ends_here:
-            self._finish(request, reason)
         output = TokenOutput(
             request.request_id,
             index,
@@ -195,7 +233,9 @@ class Engine:
         return output if index else _with_prompt(output, request)
 
     def _finish(self, request: Request, reason: FinishReason | None) -> None:
-        del self.requests[request.request_id]
+        del self.requests[request.request_id][request.choice]
+        if not self.requests[request.request_id]:
+            del self.requests[request.request_id]
         self.scheduler.remove(request)
         request.finish_reason = reason
         if request.hold_blocks:
@@ -205,7 +245,7 @@ class Engine:
         self._work.set()
 
     def _free(self, request: Request) -> None:
-        if self._in_step.get(request.request_id) is request:
+        if request in self._in_step:
             self._ended_in_step.append(request)
         else:
             self.scheduler.free(request)
