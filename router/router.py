@@ -120,24 +120,25 @@ class Router:
         placement = await self._admission.place(request, give_up_s=give_up_s)
         queued_s = _now() - arrived_s
         heard: set[int] = set()
-        num_running = request.params.n
+        running = set(request.choices)
         placement.decode.expect(request.request_id)
         self.num_running += 1
         try:
             async with aclosing(self._run(request, placement)) as outputs:
                 async for output in outputs:
-                    num_running -= output.finish_reason is not None
+                    if output.finish_reason is not None:
+                        running.remove(output.choice)
                     queued = Timeline(queued_s=0.0 if output.choice in heard else queued_s)
                     heard.add(output.choice)
                     yield replace(output, timeline=queued + (output.timeline or Timeline()))
         finally:
             self.num_running -= 1
             placement.decode.forget(request.request_id)
-            if num_running:
+            if running:
                 self._abort(request.request_id, placement)
 
     async def _run(self, request: Request, placement: Placement) -> AsyncGenerator[TokenOutput, None]:
-        num_running = request.params.n
+        running = set(request.choices)
         try:
             if placement.grant is None:
                 await placement.decode.submit(request)
@@ -145,9 +146,10 @@ class Router:
                 first = await self._token_1(request, placement, placement.grant)
                 self._admission.leave(placement)
                 for output in first:
-                    num_running -= output.finish_reason is not None
+                    if output.finish_reason is not None:
+                        running.remove(output.choice)
                     yield output
-            async with aclosing(placement.decode.outputs(request.request_id, num_running)) as outputs:
+            async with aclosing(placement.decode.outputs(request.request_id, running)) as outputs:
                 async for output in outputs:
                     self._admission.leave(placement)
                     yield output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 
 import grpc.aio
 
@@ -131,13 +131,14 @@ class WorkerHandle:
         self._outputs.pop(request_id, None)
         self.changed.set()
 
-    async def outputs(self, request_id: str, num_choices: int) -> AsyncGenerator[TokenOutput, None]:
-        """This request's outputs until so many choices have ended.
+    async def outputs(self, request_id: str, choices: Iterable[int]) -> AsyncGenerator[TokenOutput, None]:
+        """This request's outputs of these choices, until all have ended.
 
         Raises what ended it on the worker, UnavailableError when that died.
         """
         arrived = self._outputs[request_id].arrived
-        while num_choices:
+        running = set(choices)
+        while running:
             try:
                 async with asyncio.timeout(self._config.token_timeout_s):
                     output = await arrived.get()
@@ -145,7 +146,10 @@ class WorkerHandle:
                 raise DeadlineError(f"{self.stats.name}: no token within {self._config.token_timeout_s} s") from None
             if isinstance(output, KVFerryError):
                 raise output
-            num_choices -= output.finish_reason is not None
+            if output.choice not in running:
+                continue
+            if output.finish_reason is not None:
+                running.remove(output.choice)
             yield output
 
     async def lost(self, request_id: str) -> KVFerryError:

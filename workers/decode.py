@@ -168,11 +168,10 @@ class Decode:
 
     def _verify_choices(self, choices: Collection[int], hand_off: HandOff) -> None:
         request = hand_off.request
-        wanted = range(request.params.n) if request.params.n > 1 else (request.choice,)
-        if choices and all(choice in wanted for choice in choices):
+        if choices and all(choice in request.choices for choice in choices):
             return
         error = FrameError(
-            f"token 1 of request {request.request_id} came for choices {sorted(choices)}; it has {list(wanted)}"
+            f"token 1 of request {request.request_id} came for choices {sorted(choices)}; it has {[*request.choices]}"
         )
         self._fail(hand_off, error)
         raise error

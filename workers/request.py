@@ -194,6 +194,11 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
+    def choices(self) -> Sequence[int]:
+        """Indices of the answers that it asks for."""
+        return range(self.params.n) if self.params.n > 1 else (self.choice,)
+
+    @property
     def owned_blocks(self) -> list[int]:
         """Every block that it counts as an owner of."""
         return self.block_table if self.copy_source is None else [*self.block_table, self.copy_source]
@@ -215,7 +220,7 @@ class Request:
     def next_tokens(self) -> tuple[NextToken, ...]:
         """One for each choice: all are one sequence until they have a token."""
         first = self.next_token
-        return tuple(replace(first, choice=i) for i in range(self.params.n)) if self.params.n > 1 else (first,)
+        return tuple(replace(first, choice=i) for i in self.choices) if self.params.n > 1 else (first,)
 
     def tokens(self, start: int, end: int) -> Sequence[int]:
         """Token ids at positions [start, end)."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.sim.loop import run
-from cluster.sim.network import corrupt, drop
+from cluster.sim.network import corrupt, drop, duplicate
 from tests.factories import BLOCK_SIZE, GREEDY, SEEDED, prompt_of, sim_cluster
 from tests.fake_model import expected_choices, expected_tokens
 from tests.router.test_router import tokens_until
@@ -112,6 +112,33 @@ def test_a_hand_off_that_fails_is_tried_again_from_what_each_choice_has(method):
         ) as cluster:
             cluster.network.fault(method, corrupt(-1) if method == "Put" else drop, count=1)
             assert await cluster.choices(prompt_of(30), LONG) == expected_choices(prompt_of(30), LONG)
+
+    run(main())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_outputs_sent_twice_reach_the_client_once(place):
+    async def main() -> None:
+        async with sim_cluster(*PLACES[place]) as cluster:
+            cluster.network.fault("StreamOutputs", duplicate, answers=True)
+            # Choices that end at different steps.
+            stop = expected_choices(prompt_of(20), LONG)[1][5]
+            params = replace(LONG, stop_token_ids=(stop,))
+            assert await cluster.choices(prompt_of(20), params) == expected_choices(prompt_of(20), params)
+
+    run(main())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_step_that_fails_ends_every_choice_and_each_is_taken_up_again(place):
+    async def main() -> None:
+        async with sim_cluster(*PLACES[place]) as cluster:
+            asking = asyncio.create_task(cluster.choices(prompt_of(20), LONG))
+            await asyncio.sleep(0.05)
+            (busy,) = (worker for worker in cluster.workers.values() if len([*worker.engine.sequences()]) == 3)
+            busy._fail_all(UnavailableError("a step failed, says the test"))
+            assert not busy.engine.requests
+            assert await asking == expected_choices(prompt_of(20), LONG)
 
     run(main())
 

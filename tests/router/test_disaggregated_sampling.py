@@ -182,6 +182,10 @@ def test_several_choices_are_handed_over_as_they_are_computed_in_one_place(folde
             answers = await ask_all(router, requests)
             if "decode" in workers:
                 assert workers["decode"].engine.num_prompt_tokens_computed == 0
+            for answer, (prompt, params) in zip(answers, requests, strict=True):
+                wanted = [] if params.prompt_logprobs is None else prompt[1:]
+                firsts = [output for output in answer if output.index == 0]
+                assert [[one.token_id for one in output.prompt_logprobs] for output in firsts] == [wanted] * 3
             return [by_choice(answer) for answer in answers]
 
     together, apart = asyncio.run(run(["colocated"])), asyncio.run(run(["prefill", "decode"]))

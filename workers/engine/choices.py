@@ -28,7 +28,7 @@ def children_of(parent: Request) -> list[Request]:
             unit_hashes=list(parent.unit_hashes),
             prompt_logprobs=list(parent.prompt_logprobs),
         )
-        for choice in range(parent.params.n)
+        for choice in parent.choices
     ]
 
 

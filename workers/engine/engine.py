@@ -185,6 +185,7 @@ class Engine:
                 outputs.append(output := self._append(request, token))
                 if output.timeline is not None:
                     self._finish(request, output.finish_reason)
+                    break
         return outputs
 
     def _fork(self, parent: Request, tokens: Sequence[SampledToken]) -> list[TokenOutput]:
