@@ -58,8 +58,8 @@ _OPTIONS = (
 )
 
 
-def _require_end(chunk: Chunk | None) -> None:
-    if chunk is None or chunk.finish_reason is None:
+def _require_end(num_ended: int, options: Options) -> None:
+    if num_ended < (options.get("n") or 1):
         raise UnavailableError("the answer ended without a finish reason; the router may have stopped: try again")
 
 
@@ -87,12 +87,13 @@ class Client:
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Generator[Chunk]:
         """The answer as it comes; closing the iterator cancels the request. Raises KVFerryError."""
         call = self._stub.Generate(build_request(prompt, options), timeout=options.get("timeout_s"))
-        chunk = None
+        num_ended = 0
         try:
             for message in call:
                 chunk = chunk_from_pb(message)
+                num_ended += chunk.finish_reason is not None
                 yield chunk
-            _require_end(chunk)
+            _require_end(num_ended, options)
         except grpc.RpcError as exc:
             raise _error(exc, self.target) from None
         finally:
@@ -132,12 +133,13 @@ class AsyncClient:
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncGenerator[Chunk]:
         """The answer as it comes; closing the iterator cancels the request. Raises KVFerryError."""
         call = self._stub.Generate(build_request(prompt, options), timeout=options.get("timeout_s"))
-        chunk = None
+        num_ended = 0
         try:
             async for message in call:
                 chunk = chunk_from_pb(message)
+                num_ended += chunk.finish_reason is not None
                 yield chunk
-            _require_end(chunk)
+            _require_end(num_ended, options)
         except grpc.aio.AioRpcError as exc:
             raise _error(exc, self.target) from None
         finally:

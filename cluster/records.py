@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
@@ -36,6 +37,8 @@ class Sampling(TypedDict, total=False):
     # How many of the likeliest tokens to show beside each output or prompt token, 0 included; None: nothing.
     logprobs: int | None
     prompt_logprobs: int | None
+    # Answers to give, each with random numbers of its own.
+    n: int | None
 
 
 class Options(Sampling, total=False):
@@ -63,7 +66,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of the answer: output tokens [index, index + len(token_ids)). The last has all that follows `text`, but
+    """A piece of an answer: output tokens [index, index + len(token_ids)). Its last has all that follows `text`, but
     for the logprobs: one for each token, and on the piece with index 0 those of the prompt's tokens from the second on.
     """
 
@@ -78,6 +81,8 @@ class Chunk:
     tpot_s: float | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    # Which of the n answers it belongs to.
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,8 @@ class Completion:
     tpot_s: float
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    # Where n > 1: all answers, each with the usage of its own tokens. The fields above are the first's.
+    choices: tuple[Completion, ...] = ()
 
 
 def build_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
@@ -136,6 +143,7 @@ def chunk_from_pb(message: pb.GenerateResponse) -> Chunk:
         message.text,
         logprobs=logprobs_from_pb(message.logprobs),
         prompt_logprobs=logprobs_from_pb(message.prompt_logprobs),
+        choice=message.choice,
     )
     reason = reason_from_pb(message.finish_reason)
     if reason is None:
@@ -152,7 +160,15 @@ def chunk_from_pb(message: pb.GenerateResponse) -> Chunk:
 
 
 def completion_of(chunks: Sequence[Chunk]) -> Completion:
-    """The whole answer of a stream that was read to its end."""
+    """The whole answers of a stream that was read to its end."""
+    by_choice: dict[int, list[Chunk]] = defaultdict(list)
+    for chunk in chunks:
+        by_choice[chunk.choice].append(chunk)
+    answers = tuple(_answer_of(own) for _, own in sorted(by_choice.items()))
+    return replace(answers[0], choices=answers) if len(answers) > 1 else answers[0]
+
+
+def _answer_of(chunks: Sequence[Chunk]) -> Completion:
     last = chunks[-1]
     assert last.finish_reason
     assert last.usage

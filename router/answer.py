@@ -61,13 +61,16 @@ class TextChunk:
     # One for each token, and on the chunk with index 0 of the prompt's from the second on, where asked for.
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    # Which of the request's answers it is a piece of.
+    choice: int = 0
 
 
 class Answer:
     """One answer as it grows: what to show of each output, and when it was heard."""
 
-    def __init__(self, request: TextRequest, tokenizer: Tokenizer, metrics: RouterMetrics) -> None:
+    def __init__(self, request: TextRequest, choice: int, tokenizer: Tokenizer, metrics: RouterMetrics) -> None:
         self._request = request
+        self._choice = choice
         self._metrics = metrics
         options = request.options
         self._include_stop = options.include_stop_str_in_output
@@ -78,6 +81,7 @@ class Answer:
         self._latest_s: float | None = None
         self._num_cached_tokens = 0
         self.num_tokens = 0
+        self.ended = False
 
     def take(self, output: TokenOutput) -> TextChunk:
         _raise_if_failed(output)
@@ -97,6 +101,7 @@ class Answer:
             text,
             logprobs=output.logprobs[: len(token_ids)],
             prompt_logprobs=output.prompt_logprobs,
+            choice=self._choice,
         )
         reason = FinishReason.STOP if stopped else output.finish_reason
         if reason is None:
@@ -137,10 +142,12 @@ class Answer:
         self._latest_s = now_s
 
     def _last(self, chunk: TextChunk, reason: FinishReason, timeline: Timeline | None) -> TextChunk:
+        self.ended = True
         arrived_s, end_s = self._request.arrived_s, self._clock()
         tpot_s = (end_s - self._first_s) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
         num_prompt_tokens = len(self._request.prompt_token_ids)
-        self._metrics.finished(reason, num_prompt_tokens)
+        # All choices have one prompt.
+        self._metrics.finished(reason, 0 if self._choice else num_prompt_tokens)
         self._metrics.times(end_s - arrived_s, tpot_s, timeline)
         return replace(
             chunk,

@@ -81,6 +81,7 @@ def _response(request_id: str, chunk: TextChunk) -> router_pb2.GenerateResponse:
         text=chunk.text,
         logprobs=logprobs_to_pb(chunk.logprobs),
         prompt_logprobs=logprobs_to_pb(chunk.prompt_logprobs),
+        choice=chunk.choice,
     )
     if chunk.finish_reason is None:
         return response

@@ -14,6 +14,8 @@ MAX_NUM_STOPS = 4
 # vLLM's, and OpenAI's for chats.
 MAX_LOGPROBS = 20
 MAX_BIAS = 100.0
+# OpenAI's, for n.
+MAX_CHOICES = 128
 MAX_SALT_CHARS = 512
 _MAX_INT32 = 2**31 - 1
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
@@ -91,6 +93,7 @@ def check_sampling(params: SamplingParams) -> None:
     _require(-1 <= params.top_k <= _MAX_INT32, "top_k", params.top_k, "at least 1, or 0 or -1 to keep all")
     if params.max_tokens is not None:
         _require(params.max_tokens >= 1, "max_tokens", params.max_tokens, "at least 1")
+    _require(1 <= params.n <= MAX_CHOICES, "n", params.n, f"1 to {MAX_CHOICES}")
     _check_penalties(params)
     _require(0 <= params.min_p <= 1, "min_p", params.min_p, "0 (keeps all) to 1")
     for token_id, bias in params.logit_bias:
@@ -112,6 +115,24 @@ def _check_penalties(params: SamplingParams) -> None:
 def check_num_logprobs(param: str, count: int | None) -> None:
     if count is not None:
         _require(0 <= count <= MAX_LOGPROBS, param, count, f"0 to {MAX_LOGPROBS}")
+
+
+def check_best_of(best_of: int, n: int, stream: bool) -> None:
+    _require(n <= best_of <= MAX_CHOICES, "best_of", best_of, f"n ({n}) to {MAX_CHOICES}")
+    if best_of > n and stream:
+        raise InvalidRequestError(
+            "best_of over n does not go with stream: true, since the best are known at the end; leave out either",
+            param="best_of",
+        )
+
+
+def check_num_answers(num_prompts: int, n: int) -> None:
+    """`n`: of each prompt."""
+    if n > 1 and num_prompts * n > MAX_CHOICES:
+        raise InvalidRequestError(
+            f"{num_prompts} prompts with {n} answers each are {num_prompts * n}; at most {MAX_CHOICES}: lower n",
+            param="n",
+        )
 
 
 def check_cache_salt(salt: str) -> None:

@@ -15,10 +15,11 @@ from starlette.types import Send
 
 from router.answer import TextChunk, TextRequest
 from router.http_answers import RequestIds, WatchedResponse, add_error_handlers, read_json, retry_headers, send_events
+from router.limits import check_num_answers
 from router.merge import merge
 from router.openai_logprobs import NO_LOGPROBS, LogprobsWanted, Scribe, prompt_logprobs
 from router.openai_schema import ChatBody, CompletionBody
-from router.openai_wire import DONE, ChatShape, Choice, CompletionShape
+from router.openai_wire import DONE, ChatShape, Choice, CompletionShape, usage
 from router.text import TextService
 from workers.request import FinishReason, TokenLogprobs
 from workers.tokenizer import Tokenizer
@@ -31,27 +32,56 @@ class Readiness(Protocol):
 
 @dataclass
 class _Job:
-    """One HTTP request: its choices, and the shape of its answer."""
+    """One HTTP request: its prompts, and the shape of its answer. Choices are counted on from prompt to prompt."""
 
     requests: Sequence[TextRequest]
     shape: CompletionShape
     include_usage: bool = False
-    # What each choice's text begins with.
+    # Choices shown of each prompt: the best, where more are generated.
+    num_shown: int = 1
+    # What the text of each prompt's choices begins with.
     echoes: Sequence[str] = ()
     # Nothing is generated, or shown of what is.
     echo_only: bool = False
     wanted: LogprobsWanted = NO_LOGPROBS
 
+    @property
+    def num_per_prompt(self) -> int:
+        """Choices generated."""
+        return self.requests[0].params.n
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.requests) * self.num_per_prompt
+
+    def echo(self, index: int) -> str:
+        return self.echoes[index // self.num_per_prompt] if self.echoes else ""
+
     def scribe(self, index: int, tokenizer: Tokenizer) -> Scribe | None:
         if self.wanted.logprobs is None:
             return None
-        return self.shape.scribe(tokenizer, self.wanted.logprobs, self.requests[index].options.skip_special_tokens)
+        options = self.requests[index // self.num_per_prompt].options
+        return self.shape.scribe(tokenizer, self.wanted.logprobs, options.skip_special_tokens)
 
-    def echo(self, index: int, scribe: Scribe | None, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+    def scored_echo(
+        self, index: int, scribe: Scribe | None, logprobs: Sequence[TokenLogprobs]
+    ) -> dict[str, Any] | None:
         """The logprobs of an echoed prompt."""
         if scribe is None or not self.echoes:
             return None
-        return scribe.echo(self.echoes[index], self.requests[index].prompt_token_ids, logprobs)
+        request = self.requests[index // self.num_per_prompt]
+        return scribe.echo(self.echo(index), request.prompt_token_ids, logprobs)
+
+    def best(self, answers: Sequence[Choice]) -> Sequence[Choice]:
+        """Those that are shown."""
+        num = self.num_per_prompt
+        if num == self.num_shown:
+            return answers
+        ranked = [
+            sorted(answers[start : start + num], key=lambda choice: choice.mean_logprob, reverse=True)
+            for start in range(0, len(answers), num)
+        ]
+        return [choice for of_prompt in ranked for choice in of_prompt[: self.num_shown]]
 
 
 def build_app(text: TextService, pool: Readiness) -> FastAPI:
@@ -71,7 +101,7 @@ def _add_generation(app: FastAPI, text: TextService) -> None:
         shape = CompletionShape(request.state.request_id, text.model_name(body.model))
         requests = _completion_requests(text, body, request.state.request_id)
         echoes = _echoes(text, body) if body.echo else ()
-        job = _Job(requests, shape, body.include_usage, echoes, body.echo_only, body.wanted())
+        job = _Job(requests, shape, body.include_usage, body.n or 1, echoes, body.echo_only, body.wanted())
         return _respond(text, job, bool(body.stream))
 
     @app.post("/v1/chat/completions")
@@ -80,7 +110,8 @@ def _add_generation(app: FastAPI, text: TextService) -> None:
         request_id = request.state.request_id
         shape = ChatShape(request_id, text.model_name(body.model))
         chat = text.prepare(body.prompt(), body.sampling_params(), request_id, body.options())
-        return _respond(text, _Job([chat], shape, body.include_usage, wanted=body.wanted()), bool(body.stream))
+        job = _Job([chat], shape, body.include_usage, body.n or 1, wanted=body.wanted())
+        return _respond(text, job, bool(body.stream))
 
 
 def _add_models(app: FastAPI, text: TextService) -> None:
@@ -119,6 +150,7 @@ def _add_probes(app: FastAPI, text: TextService, pool: Readiness) -> None:
 def _completion_requests(text: TextService, body: CompletionBody, request_id: str) -> list[TextRequest]:
     """Every prompt is checked before any is started."""
     prompts, params, options = body.prompts(), body.sampling_params(), body.options()
+    check_num_answers(len(prompts), params.n)
     ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{at}" for at in range(len(prompts))]
     return [text.prepare(prompt, params, one, options) for prompt, one in zip(prompts, ids, strict=True)]
 
@@ -130,13 +162,13 @@ def _echoes(text: TextService, body: CompletionBody) -> list[str]:
 
 def _respond(text: TextService, job: _Job, stream: bool) -> Response:
     async def whole(send: Send) -> Response:
-        answers = [Choice(text=echo) for echo in job.echoes] or [Choice() for _ in job.requests]
+        answers = [Choice(text=job.echo(index)) for index in range(job.num_choices)]
         async with aclosing(_chunks(text, job)) as chunks:
             async for index, chunk in chunks:
                 answers[index].add(chunk)
         for index, answer in enumerate(answers):
             _show_logprobs(answer, index, job, text.tokenizer)
-        return JSONResponse(job.shape.whole(answers))
+        return JSONResponse(job.shape.whole(job.best(answers), usage(answers, job.num_per_prompt)))
 
     async def streamed(send: Send) -> None:
         await send_events(send, _events(text, job))
@@ -149,28 +181,28 @@ def _show_logprobs(answer: Choice, index: int, job: _Job, tokenizer: Tokenizer) 
         answer.prompt_logprobs = prompt_logprobs(tokenizer, answer.prompt_scores, job.wanted.prompt_logprobs)
     scribe = job.scribe(index, tokenizer)
     if scribe is not None:
-        echo, said = job.echo(index, scribe, answer.prompt_scores), scribe.piece(answer.scores)
+        echo, said = job.scored_echo(index, scribe, answer.prompt_scores), scribe.piece(answer.scores)
         answer.logprobs = {key: echo[key] + values for key, values in said.items()} if echo else said
 
 
 async def _events(text: TextService, job: _Job) -> AsyncGenerator[bytes, None]:
-    pieces = [job.shape.pieces(index, job.include_usage) for index in range(len(job.requests))]
-    scribes = [job.scribe(index, text.tokenizer) for index in range(len(job.requests))]
-    answers = [Choice() for _ in job.requests]
-    silent = set(range(len(job.requests)))
+    indices = range(job.num_choices)
+    pieces = [job.shape.pieces(index, job.include_usage) for index in indices]
+    scribes = [job.scribe(index, text.tokenizer) for index in indices]
+    answers = [Choice() for _ in indices]
+    silent = set(indices)
     async with aclosing(_chunks(text, job)) as chunks:
         async for index, chunk in chunks:
             scribe, start = scribes[index], b""
             if index in silent:
                 silent.remove(index)
-                echo = job.echo(index, scribe, chunk.prompt_logprobs)
-                start = pieces[index].start(job.echoes[index] if job.echoes else "", echo)
+                start = pieces[index].start(job.echo(index), job.scored_echo(index, scribe, chunk.prompt_logprobs))
             logprobs = scribe.piece(chunk.logprobs) if scribe and chunk.logprobs else None
             yield start + pieces[index].event(chunk.text, chunk.finish_reason, logprobs)
             if chunk.finish_reason is not None:
                 answers[index].add(chunk)
     if job.include_usage:
-        yield job.shape.usage_event(answers)
+        yield job.shape.usage_event(usage(answers, job.num_per_prompt))
     yield DONE
 
 
@@ -181,17 +213,17 @@ async def _chunks(text: TextService, job: _Job) -> AsyncGenerator[tuple[int, Tex
         return _without_output(text.stream(request)) if job.echo_only else text.stream(request)
 
     if job.echo_only and job.wanted == NO_LOGPROBS:
-        for index, request in enumerate(job.requests):
-            num_prompt_tokens = len(request.prompt_token_ids)
+        for index in range(job.num_choices):
+            num_prompt_tokens = len(job.requests[index // job.num_per_prompt].prompt_token_ids)
             yield index, TextChunk(0, (), "", FinishReason.LENGTH, num_prompt_tokens=num_prompt_tokens)
     elif len(job.requests) == 1:
         async with aclosing(stream(job.requests[0])) as chunks:
             async for chunk in chunks:
-                yield 0, chunk
+                yield chunk.choice, chunk
     else:
         async with aclosing(merge([stream(request) for request in job.requests])) as merged:
-            async for item in merged:
-                yield item
+            async for at, chunk in merged:
+                yield at * job.num_per_prompt + chunk.choice, chunk
 
 
 async def _without_output(chunks: AsyncGenerator[TextChunk, None]) -> AsyncGenerator[TextChunk, None]:

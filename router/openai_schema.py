@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from router.answer import TextOptions
-from router.limits import check_num_logprobs
+from router.limits import check_best_of, check_num_logprobs
 from router.openai_logprobs import LogprobsWanted
 from workers.errors import InvalidRequestError
 from workers.request import SamplingParams
@@ -18,14 +18,12 @@ from workers.request import SamplingParams
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # Parameters that workers know by the same name.
 _SAME_NAMES = (
-    "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens",
+    "n", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens",
     "repetition_penalty", "presence_penalty", "frequency_penalty",
 )  # fmt: skip
 
 # Parameters not supported, with the values at which they change nothing.
 _NO_OPS: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
     "suffix": ("",),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -60,6 +58,7 @@ class _Body(BaseModel):
     default_max_tokens: ClassVar[int | None] = None
 
     model: str | None = None
+    n: int | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -141,6 +140,15 @@ class CompletionBody(_Body):
     prompt: Any = None
     echo: bool | None = None
     logprobs: int | None = None
+    # Answers to generate, of which the n best are shown.
+    best_of: int | None = None
+
+    @classmethod
+    def parse(cls, body: dict[str, Any]) -> Self:
+        parsed = super().parse(body)
+        if parsed.best_of is not None:
+            check_best_of(parsed.best_of, parsed.n or 1, bool(parsed.stream))
+        return parsed
 
     @property
     def echo_only(self) -> bool:
@@ -156,13 +164,15 @@ class CompletionBody(_Body):
 
     def sampling_params(self) -> SamplingParams:
         params = super().sampling_params()
+        if self.best_of is not None and self.best_of > params.n:
+            params = replace(params, n=self.best_of, logprobs=params.logprobs or 0)
         if not self.echo or self.logprobs is None:
             return params
         # What is echoed has logprobs too.
         return replace(params, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
 
     def prompts(self) -> list[str | list[int]]:
-        """One for each choice."""
+        """Each has choices of its own."""
         match self.prompt:
             case str() as text:
                 return [text]
@@ -187,6 +197,8 @@ class ChatMessage(BaseModel):
 class ChatBody(_Body):
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
+    # OpenAI has it for /completions only.
+    best_of: Literal[1] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 

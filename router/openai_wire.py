@@ -18,7 +18,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(slots=True)
 class Choice:
-    """One prompt's whole answer."""
+    """One whole answer."""
 
     text: str = ""
     finish_reason: FinishReason | None = None
@@ -30,6 +30,11 @@ class Choice:
     # What the answer shows of them.
     logprobs: dict[str, Any] | None = None
     prompt_logprobs: list[Any] | None = None
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of a token: what OpenAI calls the best answer has the highest."""
+        return sum(one.logprob for one in self.scores) / max(len(self.scores), 1)
 
     def add(self, chunk: TextChunk) -> None:
         self.text += chunk.text
@@ -49,14 +54,16 @@ def error_object(message: str, kind: str, param: str | None = None, code: str | 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def usage(choices: Sequence[Choice]) -> dict[str, Any]:
-    prompt = sum(choice.num_prompt_tokens for choice in choices)
+def usage(choices: Sequence[Choice], num_per_prompt: int) -> dict[str, Any]:
+    """Of all that was generated; what several choices have in common, their prompt, counts once."""
+    firsts = choices[::num_per_prompt]
+    prompt = sum(choice.num_prompt_tokens for choice in firsts)
     completion = sum(choice.num_completion_tokens for choice in choices)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in choices)},
+        "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in firsts)},
     }
 
 
@@ -75,10 +82,10 @@ class CompletionShape:
         self._model = model
         self._created = int(time.time())
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Choice], used: dict[str, Any]) -> dict[str, Any]:
         body = self._head(self.kind)
         body["choices"] = [self._choice(at, choice) for at, choice in enumerate(choices)]
-        body["usage"] = usage(choices)
+        body["usage"] = used
         return body
 
     def pieces(self, index: int, include_usage: bool) -> Pieces:
@@ -88,8 +95,8 @@ class CompletionShape:
             end=_end(include_usage),
         )
 
-    def usage_event(self, choices: Sequence[Choice]) -> bytes:
-        return event({**self._head(self.stream_kind), "choices": [], "usage": usage(choices)})
+    def usage_event(self, used: dict[str, Any]) -> bytes:
+        return event({**self._head(self.stream_kind), "choices": [], "usage": used})
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._request_id, "object": kind, "created": self._created, "model": self._model}
@@ -109,8 +116,8 @@ class ChatShape(CompletionShape):
     stream_kind = "chat.completion.chunk"
     scribe = ChatScribe
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        body = super().whole(choices)
+    def whole(self, choices: Sequence[Choice], used: dict[str, Any]) -> dict[str, Any]:
+        body = super().whole(choices, used)
         scores = choices[0].prompt_logprobs
         return body if scores is None else {**body, "prompt_logprobs": scores}
 

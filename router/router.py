@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from protos import worker_pb2
 from router.admission import Admission, Placement
 from router.config import RouterConfig
+from router.merge import merge
 from router.pool import WorkerPool
+from workers.engine.choices import children_of
 from workers.errors import (
     AbortedError,
     DeadlineError,
@@ -48,37 +50,51 @@ class Router:
     def num_queued(self) -> int:
         return self._admission.num_queued
 
-    async def generate(
+    def generate(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str = ""
     ) -> AsyncGenerator[TokenOutput, None]:
-        """Outputs with ascending index; the last has finish_reason and the whole timeline. Closing it aborts.
+        """Outputs of all choices: of each with ascending index, the last with finish_reason and its whole timeline.
 
-        The caller has validated params against the model. Raises KVFerryError.
+        Closing it aborts all. The caller has validated params against the model. Raises KVFerryError.
         """
         request = Request(request_id, list(prompt_token_ids), params, router_id=self.incarnation, cache_salt=cache_salt)
-        spent = Timeline()
-        # Until then it waits for a worker to appear: only a stream that has lost one does.
-        give_up_s = 0.0
-        for attempt in range(self._config.max_attempts):
-            num_tokens = request.num_output_tokens
+        choices = [_Choice(one) for one in (children_of(request) if params.n > 1 else [request])]
+        return self._answer(request, choices)
+
+    async def _answer(
+        self, request: Request, choices: Sequence[_Choice], num_attempts: int = 0, give_up_s: float = 0.0
+    ) -> AsyncGenerator[TokenOutput, None]:
+        """All that is still to come of `choices`, for which `request` asks, after so many attempts.
+
+        Until `give_up_s` it waits for a worker to appear: only a stream that has lost one does.
+        """
+        by_index = {choice.request.choice: choice for choice in choices}
+        for attempt in range(num_attempts, self._config.max_attempts):
+            num_tokens = _num_tokens(choices)
             try:
                 async with aclosing(self._attempt(self._numbered(request), give_up_s)) as outputs:
                     async for output in outputs:
-                        new = _unseen(output, request)
-                        request.output_token_ids.extend(new.token_ids)
-                        spent += output.timeline or Timeline()
-                        yield replace(new, timeline=spent) if new.finish_reason else new
+                        yield by_index[output.choice].take(output)
                 return
             except _RETRYABLE as error:
                 if attempt + 1 == self._config.max_attempts:
                     raise
                 logger.warning(
                     "%s: attempt %d ended after %d tokens: %s",
-                    request_id, attempt + 1, request.num_output_tokens, error.message,
+                    request.request_id, attempt + 1, _num_tokens(choices), error.message,
                 )  # fmt: skip
-                if request.num_output_tokens > num_tokens:
+                if _num_tokens(choices) > num_tokens:
                     give_up_s = _now() + self._config.worker_wait_s
                 await asyncio.sleep(self._config.retry_s * 2**attempt)
+            if len(choices) > 1 and _num_tokens(choices):
+                # From here on they differ: each goes on alone.
+                rest = [choice for choice in choices if not choice.finished]
+                async with aclosing(
+                    merge([self._answer(one.request, [one], attempt + 1, give_up_s) for one in rest])
+                ) as merged:
+                    async for _, output in merged:
+                        yield output
+                return
 
     async def stop(self) -> None:
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -95,48 +111,53 @@ class Router:
             output_token_ids=list(request.output_token_ids),
             router_id=self.incarnation,
             cache_salt=request.cache_salt,
+            choice=request.choice,
         )
 
     async def _attempt(self, request: Request, give_up_s: float) -> AsyncGenerator[TokenOutput, None]:
         """One try on one pair of workers, from the request's tokens so far."""
         arrived_s = _now()
         placement = await self._admission.place(request, give_up_s=give_up_s)
-        queued = Timeline(queued_s=_now() - arrived_s)
-        finished = False
+        queued_s = _now() - arrived_s
+        heard: set[int] = set()
+        running = set(request.choices)
         placement.decode.expect(request.request_id)
         self.num_running += 1
         try:
             async with aclosing(self._run(request, placement)) as outputs:
                 async for output in outputs:
-                    finished = output.finish_reason is not None
-                    timeline = queued + (output.timeline or Timeline())
-                    queued = Timeline()
-                    yield replace(output, timeline=timeline)
+                    if output.finish_reason is not None:
+                        running.remove(output.choice)
+                    queued = Timeline(queued_s=0.0 if output.choice in heard else queued_s)
+                    heard.add(output.choice)
+                    yield replace(output, timeline=queued + (output.timeline or Timeline()))
         finally:
             self.num_running -= 1
             placement.decode.forget(request.request_id)
-            if not finished:
+            if running:
                 self._abort(request.request_id, placement)
 
     async def _run(self, request: Request, placement: Placement) -> AsyncGenerator[TokenOutput, None]:
+        running = set(request.choices)
         try:
             if placement.grant is None:
                 await placement.decode.submit(request)
             else:
-                output = await self._token_1(request, placement, placement.grant)
+                first = await self._token_1(request, placement, placement.grant)
                 self._admission.leave(placement)
-                yield output
-                if output.finish_reason is not None:
-                    return
-            async with aclosing(placement.decode.outputs(request.request_id)) as outputs:
+                for output in first:
+                    if output.finish_reason is not None:
+                        running.remove(output.choice)
+                    yield output
+            async with aclosing(placement.decode.outputs(request.request_id, running)) as outputs:
                 async for output in outputs:
                     self._admission.leave(placement)
                     yield output
         finally:
             self._admission.leave(placement)
 
-    async def _token_1(self, request: Request, placement: Placement, grant: worker_pb2.Grant) -> TokenOutput:
-        """Raises what ended the hand-off, should the decode worker lose it first."""
+    async def _token_1(self, request: Request, placement: Placement, grant: worker_pb2.Grant) -> list[TokenOutput]:
+        """Of every choice. Raises what ended the hand-off, should the decode worker lose it first."""
         prefill = asyncio.ensure_future(placement.prefill.prefill(request, grant))
         lost = asyncio.ensure_future(placement.decode.lost(request.request_id))
         try:
@@ -157,6 +178,27 @@ class Router:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One answer as far as the client has it."""
+
+    request: Request
+    spent: Timeline = field(default_factory=Timeline)
+    finished: bool = False
+
+    def take(self, output: TokenOutput) -> TokenOutput:
+        """What of it is new; with the last, the whole timeline."""
+        new = _unseen(output, self.request)
+        self.request.output_token_ids.extend(new.token_ids)
+        self.spent += output.timeline or Timeline()
+        self.finished = new.finish_reason is not None
+        return replace(new, timeline=self.spent) if self.finished else new
+
+
+def _num_tokens(choices: Iterable[_Choice]) -> int:
+    return sum(choice.request.num_output_tokens for choice in choices)
 
 
 def _unseen(output: TokenOutput, request: Request) -> TokenOutput:

@@ -90,26 +90,33 @@ class TextService:
                 yield chunk
 
     async def stream(self, request: TextRequest) -> AsyncGenerator[TextChunk, None]:
-        """The answer in pieces, the last with finish_reason. Closing it aborts the request. Raises KVFerryError."""
-        answer = Answer(request, self.tokenizer, self.metrics)
+        """The answers in pieces, the last of each with finish_reason. Closing it aborts all. Raises KVFerryError."""
+        answers = [Answer(request, choice, self.tokenizer, self.metrics) for choice in range(request.params.n)]
+        # Choices of which the router has more to say; behind a stop string nobody listens.
+        running = set(range(request.params.n))
         last: TextChunk | None = None
         try:
             # The router's generator has ended, or is closed and the workers told, before the last piece goes out.
             async with aclosing(self._generate(request)) as outputs:
                 async for output in outputs:
+                    if output.finish_reason is not None:
+                        running.discard(output.choice)
+                    if (answer := answers[output.choice]).ended:
+                        continue
                     chunk = answer.take(output)
-                    if chunk.finish_reason is None:
+                    if chunk.finish_reason is None or not all(one.ended for one in answers):
                         yield chunk
                         continue
                     last = chunk
-                    if output.finish_reason is None:
-                        break  # A stop string: the router would go on.
+                    if running:
+                        break
         except KVFerryError as error:
             self.metrics.failed(type(error).__name__)
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            logger.info("%s: aborted by the client after %d tokens", request.request_id, answer.num_tokens)
-            self.metrics.finished(FinishReason.ABORTED, len(request.prompt_token_ids))
+            num_tokens = sum(answer.num_tokens for answer in answers)
+            logger.info("%s: aborted by the client after %d tokens", request.request_id, num_tokens)
+            self.metrics.finished(FinishReason.ABORTED, 0 if answers[0].ended else len(request.prompt_token_ids))
             raise
         if last is None:
             self.metrics.failed(KVFerryError.__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 
 import grpc.aio
 
@@ -97,7 +97,8 @@ class WorkerHandle:
         message = worker_pb2.ReserveRequest(request=request_to_pb(request))
         return (await call(self._stub.Reserve(message, timeout=self._config.rpc_timeout_s))).grant
 
-    async def prefill(self, request: Request, grant: worker_pb2.Grant) -> TokenOutput:
+    async def prefill(self, request: Request, grant: worker_pb2.Grant) -> list[TokenOutput]:
+        """Token 1 of every choice."""
         message = worker_pb2.PrefillRequest(request=request_to_pb(request), grant=grant)
         answer = asyncio.ensure_future(call(self._stub.Prefill(message, timeout=self._config.prefill_timeout_s)))
         try:
@@ -106,7 +107,7 @@ class WorkerHandle:
                 await asyncio.wait((answer,), timeout=self._config.token_timeout_s)
                 if not answer.done() and self.stats.num_steps == num_steps:
                     raise DeadlineError(f"{self.stats.name}: no step within {self._config.token_timeout_s} s")
-            return output_from_pb(answer.result().outputs[0])
+            return [output_from_pb(output) for output in answer.result().outputs]
         finally:
             answer.cancel()
 
@@ -130,10 +131,14 @@ class WorkerHandle:
         self._outputs.pop(request_id, None)
         self.changed.set()
 
-    async def outputs(self, request_id: str) -> AsyncGenerator[TokenOutput, None]:
-        """This request's outputs to its last. Raises what ended it on the worker, UnavailableError when that died."""
+    async def outputs(self, request_id: str, choices: Iterable[int]) -> AsyncGenerator[TokenOutput, None]:
+        """This request's outputs of these choices, until all have ended.
+
+        Raises what ended it on the worker, UnavailableError when that died.
+        """
         arrived = self._outputs[request_id].arrived
-        while True:
+        running = set(choices)
+        while running:
             try:
                 async with asyncio.timeout(self._config.token_timeout_s):
                     output = await arrived.get()
@@ -141,9 +146,11 @@ class WorkerHandle:
                 raise DeadlineError(f"{self.stats.name}: no token within {self._config.token_timeout_s} s") from None
             if isinstance(output, KVFerryError):
                 raise output
-            yield output
+            if output.choice not in running:
+                continue
             if output.finish_reason is not None:
-                return
+                running.remove(output.choice)
+            yield output
 
     async def lost(self, request_id: str) -> KVFerryError:
         """Wait until this request has failed here; why."""

@@ -58,9 +58,10 @@ class Comparator:
         params: SamplingParams,
         candidate: Sequence[int],
         reference: Sequence[int] | None = None,
+        choice: int = 0,
     ) -> None:
         """Raise AssertionError unless `candidate` is the answer to `prompt`: that of `reference`, which another way of
-        computing gave, or the oracle's own when there is none."""
+        computing gave, or the oracle's own when there is none. `choice`: which of the request's answers it is."""
         self._require_whole("the answer", candidate, params)
         self.num_tokens += len(candidate)
         first = 0
@@ -71,9 +72,9 @@ class Comparator:
                 return  # Two whole answers, neither of which can go on: they are equal.
         rows = self._oracle.logits([*prompt, *candidate[:-1]], len(candidate) - first)
         for row, index in zip(rows, range(first, len(candidate)), strict=True):
-            choice = _Choice(row, params, len(prompt) + index)
-            expected = reference[index] if reference is not None and index == first else choice.token
-            self._judge(index, choice, candidate[index], expected)
+            best = _Choice(row, params, len(prompt) + index, choice)
+            expected = reference[index] if reference is not None and index == first else best.token
+            self._judge(index, best, candidate[index], expected)
 
     def check(self) -> None:
         """Raise AssertionError when the run had more ties than rounding explains."""
@@ -105,7 +106,7 @@ class Comparator:
 class _Choice:
     """What the oracle makes of one row of logits [vocab_size] for the token at `position` of the whole sequence."""
 
-    def __init__(self, logits: Logits, params: SamplingParams, position: int) -> None:
+    def __init__(self, logits: Logits, params: SamplingParams, position: int, choice: int = 0) -> None:
         self._logits = np.asarray(logits, dtype=np.float64)
         self._greedy = params.greedy
         if params.greedy:
@@ -116,7 +117,7 @@ class _Choice:
         assert params.seed is not None, "a comparison of sampled tokens needs their seed"
         self._probs = distribution(self._logits, params)
         self._ends = self._probs.cumsum()
-        self._draw = uniform(params.seed, 0, position)
+        self._draw = uniform(params.seed, choice, position)
         self.token = int(np.searchsorted(self._ends, self._draw, side="right"))
 
     def gap(self, token: int) -> float:

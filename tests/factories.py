@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -84,6 +84,14 @@ def tokens_of(outputs: Sequence[TokenOutput]) -> list[int]:
         assert output.index == len(tokens), f"token {len(tokens)} is next, {output.index} came"
         tokens.extend(output.token_ids)
     return tokens
+
+
+def by_choice(outputs: Iterable[TokenOutput]) -> dict[int, list[int]]:
+    """The answer of each choice. AssertionError when a token is missing or there twice."""
+    found: dict[int, list[TokenOutput]] = {}
+    for output in outputs:
+        found.setdefault(output.choice, []).append(output)
+    return {choice: tokens_of(own) for choice, own in sorted(found.items())}
 
 
 def make_worker(
@@ -172,6 +180,15 @@ class SimCluster:
         assert [o.finish_reason is None for o in outputs] == [True] * (len(outputs) - 1) + [False]
         assert outputs[-1].finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         return outputs
+
+    async def choices(
+        self, prompt: Sequence[int], params: SamplingParams, request_id: str = "r"
+    ) -> dict[int, list[int]]:
+        """The whole answer of each choice, every one of which ends once."""
+        async with aclosing(self.router.generate(prompt, params, request_id)) as stream:
+            outputs = [output async for output in stream]
+        assert sorted(o.choice for o in outputs if o.finish_reason) == list(range(params.n))
+        return by_choice(outputs)
 
     def alive(self) -> dict[str, Worker]:
         return {name: worker for name, worker in self.workers.items() if name not in self.dead}

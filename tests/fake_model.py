@@ -37,6 +37,8 @@ class HashRunner:
 
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
         self.steps.append([(r.request_id, r.start, len(r.token_ids)) for r in batch.requests])
+        for source, target in batch.copies:
+            self.pool[:, :, self._slots_of(target)] = self.pool[:, :, self._slots_of(source)]
         return [StepResult(tuple(map(SampledToken, self._compute(request)))) for request in batch.requests]
 
     def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
@@ -45,6 +47,9 @@ class HashRunner:
     def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
         shape = (layer_end - layer_start, 2, len(slots), 1, HEAD_DIM)
         self.pool[layer_start:layer_end, :, slots] = np.frombuffer(payload, np.uint32).reshape(shape)
+
+    def _slots_of(self, block: int) -> slice:
+        return slice(block * self.layout.block_size, (block + 1) * self.layout.block_size)
 
     def _compute(self, request: ScheduledRequest) -> list[int]:
         end = request.start + len(request.token_ids)
@@ -81,6 +86,10 @@ def expected(prompt: Sequence[int], params: SamplingParams, choice: int = 0) -> 
         if tokens[-1] in params.stop_token_ids or (tokens[-1] == EOS and not params.ignore_eos):
             return tokens, FinishReason.STOP
     return tokens, FinishReason.LENGTH
+
+
+def expected_choices(prompt: Sequence[int], params: SamplingParams) -> dict[int, list[int]]:
+    return {choice: expected_tokens(prompt, params, choice) for choice in range(params.n)}
 
 
 def expected_tokens(prompt: Sequence[int], params: SamplingParams, choice: int = 0) -> list[int]:

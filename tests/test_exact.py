@@ -40,10 +40,10 @@ class Table:
         return row
 
 
-def naive(row: Logits, params: SamplingParams, position: int) -> int:
+def naive(row: Logits, params: SamplingParams, position: int, choice: int = 0) -> int:
     if params.greedy:
         return int(row.argmax())
-    total, draw = 0.0, uniform(params.seed or 0, 0, position)
+    total, draw = 0.0, uniform(params.seed or 0, choice, position)
     for token, prob in enumerate(distribution(row, params)):
         total += prob
         if draw < total:
@@ -206,6 +206,17 @@ def test_ties_are_at_most_one_in_two_thousand_tokens(num_tokens, num_ties, enoug
     else:
         with pytest.raises(AssertionError, match="too many ties"):
             comparator.check()
+
+
+def test_a_choice_is_compared_with_draws_of_its_own():
+    ids = list(PROMPT)
+    for _ in range(SAMPLED.max_tokens or 0):
+        ids.append(naive(Table().row(ids), SAMPLED, len(ids), choice=2))
+    comparator = Comparator(Table(), {EOS})
+    comparator.require_same(PROMPT, SAMPLED, ids[len(PROMPT) :], choice=2)
+    assert comparator.ties == []
+    with pytest.raises(AssertionError, match="output token"):
+        comparator.require_same(PROMPT, SAMPLED, ids[len(PROMPT) :])
 
 
 def test_a_comparison_of_samples_needs_their_seed():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from protos import kv_transfer_pb2 as pb
@@ -102,11 +102,12 @@ class Decode:
             )
             self._fail(hand_off, error)
             raise error
+        self._verify_choices(message.first_token_ids, hand_off)
         self._forget(hand_off)
         hand_off.request.hand_off = Timeline(
             transfer_s=message.transfer_s, transfer_unhidden_s=message.transfer_unhidden_s
         )
-        self._engine.commit(hand_off.request, message.first_token_ids[0])
+        self._engine.commit(hand_off.request, message.first_token_ids)
 
     def release(self, message: pb.ReleaseRequest) -> None:
         """The sender gives up, or has nothing to send. A grant that is no more is no error."""
@@ -164,6 +165,16 @@ class Decode:
                 f"a frame of {len(frame.payload)} bytes; its range has {frame.expected_bytes(self._layout)}"
             )
         frames.verify(frame, checksum, hand_off.request.request_id)
+
+    def _verify_choices(self, choices: Collection[int], hand_off: HandOff) -> None:
+        request = hand_off.request
+        if choices and all(choice in request.choices for choice in choices):
+            return
+        error = FrameError(
+            f"token 1 of request {request.request_id} came for choices {sorted(choices)}; it has {[*request.choices]}"
+        )
+        self._fail(hand_off, error)
+        raise error
 
     async def _write(self, frame: Frame, hand_off: HandOff) -> None:
         slots = slots_of(hand_off.request.block_table, frame.token_start, frame.token_end, self._layout.block_size)

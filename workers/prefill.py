@@ -17,7 +17,7 @@ from workers.kv_transfer.frame import Frame, layers_per_frame
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.peers import Peer, Peers
 from workers.kv_transfer.slots import slots_of
-from workers.request import Request, TokenOutput
+from workers.request import Request, RequestStatus, TokenOutput
 from workers.rpc import close_quietly
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,8 @@ class Shipment:
     request: Request
     grant: Grant
     peer: Peer
-    token_1: asyncio.Future[TokenOutput]
+    # One output for each choice.
+    token_1: asyncio.Future[list[TokenOutput]]
     # Set after every step, so that a waiting shipment looks at num_computed_tokens again.
     progress: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -58,8 +59,9 @@ class Prefill:
         self.num_frames_overlapped = 0
         self.num_bytes_sent = 0
 
-    async def prefill(self, request: Request, grant: Grant) -> TokenOutput:
-        """Compute the prompt, sending its KV to the grant's owner; token 1, which does not wait for the hand-off's end.
+    async def prefill(self, request: Request, grant: Grant) -> list[TokenOutput]:
+        """Compute the prompt, sending its KV to the grant's owner; token 1 of every choice, which does not wait for the
+        hand-off's end.
 
         Cancelling it ends the request here and gives the grant back. Raises KVFerryError.
         """
@@ -67,7 +69,7 @@ class Prefill:
         self.abort(request.request_id)  # The same, sent again while this one connected.
         request.output_limit = request.num_output_tokens + 1
         request.hold_blocks = True
-        token_1: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
+        token_1: asyncio.Future[list[TokenOutput]] = asyncio.get_running_loop().create_future()
         shipment = Shipment(request, grant, peer, token_1)
         self._engine.add(request)
         self._shipments[request.request_id] = shipment
@@ -82,15 +84,15 @@ class Prefill:
 
     def advance(self, outputs: Iterable[TokenOutput]) -> list[TokenOutput]:
         """After a step: hand token 1 to whom it belongs, wake shipments; the outputs that are not prefill's."""
-        others = []
+        others: list[TokenOutput] = []
+        ours: dict[str, list[TokenOutput]] = defaultdict(list)
         for output in outputs:
-            shipment = self._shipments.get(output.request_id)
-            if shipment is None:
-                others.append(output)
-                continue
+            (ours[output.request_id] if output.request_id in self._shipments else others).append(output)
+        for request_id, of_choices in ours.items():
+            shipment = self._shipments[request_id]
             shipment.computed_s = _now()
             if not shipment.token_1.done():
-                shipment.token_1.set_result(output)
+                shipment.token_1.set_result(of_choices)
         for shipment in self._shipments.values():
             shipment.progress.set()
         return others
@@ -143,14 +145,15 @@ class Prefill:
 
     async def _finish(self, shipment: Shipment) -> str:
         """Commit the hand-off, or say that there is nothing to hand over."""
-        output = await asyncio.shield(shipment.token_1)
-        if output.finish_reason is not None:
+        outputs = await asyncio.shield(shipment.token_1)
+        running = {output.choice: output.token_ids[0] for output in outputs if output.finish_reason is None}
+        if not running:
             return ""
         now = _now()
         message = pb.CommitRequest(
             grant_id=shipment.grant.grant_id,
             incarnation=shipment.grant.incarnation,
-            first_token_ids={0: output.token_ids[0]},
+            first_token_ids=running,
             num_frames=shipment.num_frames,
             num_bytes=shipment.num_bytes,
             transfer_s=now - (shipment.first_sent_s or now),
@@ -204,7 +207,7 @@ class Prefill:
         request = shipment.request
         if self._shipments.get(request.request_id) is shipment:
             del self._shipments[request.request_id]
-        if self._engine.requests.get(request.request_id) is request:
+        if request.status is not RequestStatus.FINISHED:
             self._engine.abort(request.request_id)
         self._engine.release(request)
 

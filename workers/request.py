@@ -163,6 +163,8 @@ class Request:
     finish_reason: FinishReason | None = None
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
+    # Its last block gets the KV of this one, which it keeps from being freed, in its next step.
+    copy_source: int | None = None
     # Prefix caching: hashes of its whole units, how many of its blocks others may share, and how many prompt tokens
     # were found when it first started.
     unit_hashes: list[bytes] = field(default_factory=list)
@@ -199,12 +201,28 @@ class Request:
         return min(limits) - self.num_output_tokens
 
     @property
+    def choices(self) -> Sequence[int]:
+        """Indices of the answers that it asks for."""
+        return range(self.params.n) if self.params.n > 1 else (self.choice,)
+
+    @property
+    def owned_blocks(self) -> list[int]:
+        """Every block that it counts as an owner of."""
+        return self.block_table if self.copy_source is None else [*self.block_table, self.copy_source]
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """Whoever computes output token 0 owes them: all prompt tokens are then computed, none taken from a cache."""
         return self.params.prompt_logprobs is not None and not self.output_token_ids
 
-    def next_token(self, drafts: Sequence[int] = ()) -> NextToken:
-        """The token to be chosen after `drafts`, if they are right."""
+    def next_tokens(self, drafts: Sequence[int] = ()) -> tuple[NextToken, ...]:
+        """One for each choice: all are one sequence until they have a token. Of a single one, those too that come after
+        each of `drafts`, if these are right."""
+        if self.params.n > 1:
+            return tuple(replace(self._next_token(()), choice=choice) for choice in self.choices)
+        return tuple(self._next_token(drafts[:count]) for count in range(len(drafts) + 1))
+
+    def _next_token(self, drafts: Sequence[int]) -> NextToken:
         params, position = self.params, self.num_tokens + len(drafts)
         if params.penalised or params.grammar or self.num_output_tokens + len(drafts) < params.min_tokens:
             tokens_so_far = TokensSoFar(self.prompt_token_ids, (*self.output_token_ids, *drafts))

@@ -39,8 +39,8 @@ class WorkerService(worker_grpc.WorkerServiceServicer):
 
     @typed_errors
     async def Prefill(self, request: worker_pb2.PrefillRequest, context: Context) -> worker_pb2.PrefillResponse:
-        output = await self._worker.prefill(request_from_pb(request.request), Grant.from_proto(request.grant))
-        return worker_pb2.PrefillResponse(outputs=[output_to_pb(output)])
+        outputs = await self._worker.prefill(request_from_pb(request.request), Grant.from_proto(request.grant))
+        return worker_pb2.PrefillResponse(outputs=map(output_to_pb, outputs))
 
     @typed_errors
     async def Submit(self, request: worker_pb2.SubmitRequest, context: Context) -> worker_pb2.SubmitResponse:

@@ -84,7 +84,7 @@ class Worker:
         self.outputs.expect(request.router_id)
         return grant
 
-    async def prefill(self, request: Request, grant: Grant) -> TokenOutput:
+    async def prefill(self, request: Request, grant: Grant) -> list[TokenOutput]:
         self._check(request)
         return await self._prefill.prefill(request, grant)
 
@@ -123,7 +123,24 @@ class Worker:
                 f"{request.request_id}: {request.num_tokens} tokens; a worker takes from 1 to {limit - 1}",
                 param="prompt",
             )
+        self._check_choices(request)
         self.abort(request.request_id)
+
+    def _check_choices(self, request: Request) -> None:
+        n, blocks = request.params.n, self.engine.block_manager
+        if not 1 <= n <= self.config.max_num_seqs or (n > 1 and request.output_token_ids):
+            raise InvalidRequestError(
+                f"{request.request_id}: n is {n}, after {request.num_output_tokens} tokens; a worker takes from 1 to "
+                f"max_num_seqs ({self.config.max_num_seqs}), and 1 of an answer that has begun",
+                param="n",
+            )
+        needed = blocks.blocks_for(request.num_tokens + 1) + n - 1
+        if needed > blocks.num_blocks:
+            raise InvalidRequestError(
+                f"{request.request_id}: {n} choices after {request.num_tokens} tokens need {needed} KV blocks, and a "
+                f"worker has {blocks.num_blocks}; lower n",
+                param="n",
+            )
 
     def _fail_all(self, error: KVFerryError) -> None:
         in_step = (*self.engine.scheduler.running, *self.engine.scheduler.waiting)
@@ -145,7 +162,7 @@ class Worker:
         self.outputs.publish([output])
 
     def _lose_router(self, router_id: str) -> None:
-        lost = [r.request_id for r in self.engine.requests.values() if r.router_id == router_id]
+        lost = {r.request_id for r in self.engine.sequences() if r.router_id == router_id}
         if lost:
             logger.warning("router %s is not heard of: %d of its requests end", router_id, len(lost))
         for request_id in lost:

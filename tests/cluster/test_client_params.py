@@ -37,6 +37,7 @@ def test_every_parameter_reaches_the_workers():
         "min_tokens": 2,
         "logprobs": 4,
         "prompt_logprobs": 0,
+        "n": 2,
     }
     router = ScriptedRouter(words(" one two"))
     ask(router, **sampling, stop_token_ids=[7], logit_bias={9: -1.5, 8: 100}, cache_salt="mine")
@@ -46,6 +47,18 @@ def test_every_parameter_reaches_the_workers():
     assert router.salts == ["mine"]
     ask(router, logit_bias=None, min_p=None, logprobs=None)
     assert router.calls[1][1].logprobs is router.calls[1][1].prompt_logprobs is None
+
+
+def test_one_answer_is_itself_and_several_are_all_there_beside_the_first():
+    router = ScriptedRouter(words(" one two"), others=[words(" three")])
+    one = ask(router)
+    assert (one.text, one.choices) == (" one two", ())
+    both = ask(router, n=2)
+    assert (both.text, [choice.text for choice in both.choices]) == (" one two", [" one two", " three"])
+    assert [choice.usage.num_completion_tokens for choice in both.choices] == [2, 1]
+    assert [choice.usage.num_prompt_tokens for choice in both.choices] == [1, 1]
+    with pytest.raises(InvalidRequestError, match="n is 129; it must be 1 to 128"):
+        ask(router, n=129)
 
 
 def test_logprobs_and_cached_tokens_come_back():

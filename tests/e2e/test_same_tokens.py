@@ -109,3 +109,13 @@ def test_sampled_answers_are_the_oracles_colocated_and_disaggregated(
     require_same(comparator, asked, samplings, apart, [completion.token_ids for completion in together])
     greedy = ask(one_p_one_d, asked[:1], [Sampling(temperature=0.0, max_tokens=max_tokens)], 1)
     assert greedy[0].token_ids != apart[0].token_ids, "the seed chose nothing"
+
+
+def test_each_of_several_choices_is_the_oracles(one_p_one_d: Running, comparator: Comparator):
+    question = questions(1)[0]
+    sampling = Sampling(temperature=0.8, top_p=0.9, seed=1000, max_tokens=16)
+    (completion,) = ask(one_p_one_d, [question], [sampling | {"n": 3}], 1)
+    assert len({choice.token_ids for choice in completion.choices}) == 3
+    params = SamplingParams(**sampling)  # type: ignore[arg-type]
+    for index, choice in enumerate(completion.choices):
+        comparator.require_same(token_ids(question), params, choice.token_ids, choice=index)

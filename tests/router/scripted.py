@@ -24,7 +24,7 @@ def smollm() -> Tokenizer:
 
 @dataclass
 class ScriptedRouter:
-    """Each step is new tokens, an error to raise, or HANG. After the steps: `finish`."""
+    """Each step is new tokens, an error to raise, or HANG. After the steps: `finish`. Choices take turns."""
 
     steps: Sequence[Sequence[int] | Exception | str]
     finish: FinishReason | None = FinishReason.LENGTH
@@ -34,6 +34,8 @@ class ScriptedRouter:
     aborted: list[str] = field(default_factory=list)
     # What output token 0 tells of the prompt.
     num_cached_tokens: int = 0
+    # The steps of choices 1, 2, ...; those that are not there have `steps` too.
+    others: Sequence[Sequence[Sequence[int] | Exception | str]] = ()
     num_queued: int = 0
     num_running: int = 0
     incarnation: str = "router-1"
@@ -45,7 +47,7 @@ class ScriptedRouter:
         self.salts.append(cache_salt)
         self.num_running += 1
         try:
-            async for output in self._play(request_id):
+            async for output in self._play(request_id, params.n):
                 yield self._scored(output, list(prompt_token_ids), params)
         except (asyncio.CancelledError, GeneratorExit):
             self.aborted.append(request_id)
@@ -63,18 +65,23 @@ class ScriptedRouter:
             output = replace(output, prompt_logprobs=scores)
         return output
 
-    async def _play(self, request_id: str) -> AsyncGenerator[TokenOutput, None]:
-        index = 0
-        for at, step in enumerate(self.steps):
+    async def _play(self, request_id: str, n: int) -> AsyncGenerator[TokenOutput, None]:
+        scripts = [self.steps, *self.others, *[self.steps] * n][:n]
+        index = [0] * n
+        turns = [(at, choice) for at in range(max(map(len, scripts))) for choice in range(n)]
+        for at, choice in turns:
+            if at >= len(scripts[choice]):
+                continue
+            step = scripts[choice][at]
             await asyncio.sleep(0)
             if isinstance(step, Exception):
                 raise step
             if isinstance(step, str):
                 await asyncio.Event().wait()
                 continue
-            last = self.finish if at == len(self.steps) - 1 else None
-            yield TokenOutput(request_id, index, tuple(step), last, TIMELINE if last else None)
-            index += len(step)
+            last = self.finish if at == len(scripts[choice]) - 1 else None
+            yield TokenOutput(request_id, index[choice], tuple(step), last, TIMELINE if last else None, choice=choice)
+            index[choice] += len(step)
 
 
 def scores_of(token_id: int, num_top: int) -> TokenLogprobs:

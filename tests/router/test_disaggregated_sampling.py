@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from router.config import RouterConfig
 from router.pool import WorkerPool
 from router.router import Router
 from tests.checkpoints import write_folder
+from tests.factories import by_choice
 from workers.config import Role, WorkerConfig
 from workers.errors import UnavailableError
 from workers.request import SamplingParams, TokenLogprobs, TokenOutput
@@ -158,7 +160,7 @@ def test_a_resumed_answer_is_the_undisturbed_one_with_its_logprobs(folder: Path,
             engine = workers[roles[-1]].engine
             while lose and not answers.done():
                 await asyncio.sleep(0.001)
-                if any(request.num_output_tokens > 3 for request in engine.requests.values()):
+                if any(request.num_output_tokens > 3 for request in engine.sequences()):
                     workers[roles[-1]]._fail_all(UnavailableError("lost, says the test"))
                     lose = False
             assert not lose, "over before anything could be lost"
@@ -170,3 +172,24 @@ def test_a_resumed_answer_is_the_undisturbed_one_with_its_logprobs(folder: Path,
         assert [o.token_ids for o in one] == [o.token_ids for o in other]
         require_same_scores(*([score for output in answer for score in output.logprobs] for answer in (one, other)))
         require_same_scores(*([s for output in answer for s in output.prompt_logprobs] for answer in (one, other)))
+
+
+def test_several_choices_are_handed_over_as_they_are_computed_in_one_place(folder: Path) -> None:
+    requests = [(prompt, replace(params, n=3)) for prompt, params in map(random_request, range(60, 70))]
+
+    async def run(roles: Sequence[Role]) -> list[dict[int, list[int]]]:
+        async with cluster(folder, roles) as (router, workers):
+            answers = await ask_all(router, requests)
+            if "decode" in workers:
+                assert workers["decode"].engine.num_prompt_tokens_computed == 0
+            for answer, (prompt, params) in zip(answers, requests, strict=True):
+                wanted = [] if params.prompt_logprobs is None else prompt[1:]
+                firsts = [output for output in answer if output.index == 0]
+                assert [[one.token_id for one in output.prompt_logprobs] for output in firsts] == [wanted] * 3
+            return [by_choice(answer) for answer in answers]
+
+    together, apart = asyncio.run(run(["colocated"])), asyncio.run(run(["prefill", "decode"]))
+    assert together == apart
+    assert all(list(answer) == [0, 1, 2] for answer in apart)
+    sampled = [answer for answer, (_, params) in zip(apart, requests, strict=True) if not params.greedy]
+    assert any(answer[0] != answer[1] != answer[2] for answer in sampled)

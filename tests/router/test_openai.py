@@ -226,8 +226,6 @@ def test_unsupported_parameters_are_accepted_where_they_change_nothing():
 
 
 UNSUPPORTED: dict[str, Any] = {
-    "n": 2,
-    "best_of": 3,
     "tools": [{"type": "function"}],
     "response_format": {"type": "json_object"},
     "suffix": "x",
@@ -269,6 +267,11 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("min_tokens", 100),
     ("prompt_logprobs", 21),
     ("logprobs", 21),
+    ("n", 0),
+    ("n", 129),
+    ("n", 1.5),
+    ("best_of", 0),
+    ("best_of", 129),
     ("include_stop_str_in_output", 1),
     ("skip_special_tokens", "no"),
     ("cache_salt", "\ud800"),

@@ -35,7 +35,7 @@ async def tokens_until(cluster: SimCluster, count: int) -> str:
     """Wait until a request that was asked for has so many tokens; the decode worker it is on."""
     while True:
         for name, worker in cluster.alive().items():
-            if any(r.num_output_tokens >= count for r in worker.engine.requests.values() if r.handed_over):
+            if any(r.num_output_tokens >= count for r in worker.engine.sequences() if r.handed_over):
                 return name
         await asyncio.sleep(0.001)
 

@@ -14,6 +14,7 @@ from cluster.sim.loop import run
 from cluster.sim.network import Fault, corrupt, delay, drop, duplicate
 from tests.factories import GREEDY, SEEDED, SimCluster, prompt_of, sim_cluster
 from tests.fake_model import expected, expected_tokens
+from workers.request import FinishReason
 
 
 def heavy_tailed(rng: random.Random, num_bytes: int) -> float:
@@ -66,19 +67,26 @@ class Schedule:
         await asyncio.sleep(rng.uniform(0, 1))
         prompt = prompt_of(rng.choice((1, 3, 4, 5, 16, rng.randint(1, 60))), number)
         params = replace(rng.choice((GREEDY, SEEDED)), max_tokens=rng.randint(1, 25), ignore_eos=rng.random() < 0.5)
+        params = replace(params, n=rng.choice((1, 1, 2, 3)))
         patience_s = rng.uniform(0, 0.5) if rng.random() < 0.3 else 600.0
-        seen: list[int] = []
+        seen: dict[int, list[int]] = {choice: [] for choice in range(params.n)}
+        reasons: dict[int, FinishReason] = {}
         stream = cluster.router.generate(prompt, params, f"r{number}")
         try:
             async with asyncio.timeout(patience_s), aclosing(stream):
                 async for output in stream:
-                    assert output.index == len(seen)
-                    seen += output.token_ids
+                    assert output.index == len(seen[output.choice])
+                    assert output.choice not in reasons
+                    seen[output.choice] += output.token_ids
+                    if output.finish_reason is not None:
+                        reasons[output.choice] = output.finish_reason
         except TimeoutError:
             assert patience_s < 1, "a request did not end"
-            assert seen == expected_tokens(prompt, params)[: len(seen)]
+            for choice, tokens in seen.items():
+                assert tokens == expected_tokens(prompt, params, choice)[: len(tokens)]
         else:
-            assert (seen, output.finish_reason) == expected(prompt, params)
+            for choice, tokens in seen.items():
+                assert (tokens, reasons[choice]) == expected(prompt, params, choice)
 
 
 @pytest.mark.parametrize("with_faults", [False, True], ids=["calm", "faults"])

@@ -132,6 +132,7 @@ def test_a_prompt_and_its_answer_must_fit_together():
         ("min_tokens", [-1, 64, 2**40]),
         ("logprobs", [-1, 21]),
         ("prompt_logprobs", [-1, 21]),
+        ("n", [-1, 0, 129]),
     ],
 )
 def test_sampling_params_out_of_range_are_refused(field: str, values: list[Any]):
@@ -144,7 +145,7 @@ def test_the_ends_of_the_ranges_are_allowed():
         {"min_p": 1.0, "repetition_penalty": 1e-9, "presence_penalty": -2.0, "frequency_penalty": 2.0},
         {"min_p": 0.0, "repetition_penalty": 100.0, "presence_penalty": 2.0, "frequency_penalty": -2.0},
         {"logit_bias": ((0, -100.0), (49151, 100.0)), "min_tokens": 5, "max_tokens": 5},
-        {"logprobs": 0, "prompt_logprobs": 20, "min_tokens": 63},
+        {"logprobs": 0, "prompt_logprobs": 20, "min_tokens": 63, "n": 128},
     ):
         router = ScriptedRouter(words("x"))
         answer(text_service(router), params=replace(GREEDY, **changes))
@@ -190,6 +191,18 @@ def test_a_stop_string_cuts_counts_and_aborts():
     upto = len(smollm().encode(" one two")) + len(smollm().encode(" three STOP"))
     assert (chunks[-1].finish_reason, chunks[-1].num_completion_tokens) == (FinishReason.STOP, upto)
     assert sum(len(chunk.token_ids) for chunk in chunks) == upto
+    assert router.aborted == ["r1"]
+
+
+def test_choices_end_each_at_its_own_stop_string_and_the_last_of_them_aborts():
+    router = ScriptedRouter([*words(" one two STOP " + 9 * " more"), HANG], others=[words(" a b c d STOP e f g")])
+    params = replace(GREEDY, n=2)
+    chunks = answer(text_service(router), params=params, stops=["STOP"])
+    for choice, text in ((0, " one two "), (1, " a b c d ")):
+        own = [chunk for chunk in chunks if chunk.choice == choice]
+        assert "".join(chunk.text for chunk in own) == text
+        assert [chunk.finish_reason for chunk in own] == [None] * (len(own) - 1) + [FinishReason.STOP]
+        assert own[-1].num_completion_tokens == sum(len(chunk.token_ids) for chunk in own)
     assert router.aborted == ["r1"]
 
 
@@ -276,7 +289,7 @@ class OneOutput(ScriptedRouter):
         super().__init__([])
         self.output = output
 
-    async def _play(self, request_id: str):
+    async def _play(self, request_id: str, n: int):
         yield self.output
 
 

@@ -41,9 +41,10 @@ class Pair:
             await worker.stop()
 
     async def hand_over(self, request: Request, decode: Worker | None = None) -> TokenOutput:
-        """Reserve and Prefill; token 1."""
+        """Reserve and Prefill; token 1 of the only choice."""
         grant = self.reserve(request, decode)
-        return await self.prefill.prefill(copy_of(request), grant)
+        (output,) = await self.prefill.prefill(copy_of(request), grant)
+        return output
 
     def reserve(self, request: Request, decode: Worker | None = None) -> Grant:
         return (decode or self.decode).reserve(copy_of(request))

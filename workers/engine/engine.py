@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from workers.config import CacheConfig, SchedulerConfig
 from workers.engine.block_manager import BlockManager
+from workers.engine.choices import children_of
 from workers.engine.executor import Executor, SampledToken, StepResult
 from workers.engine.prefix_cache import PrefixCache
 from workers.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
+from workers.engine.timeline import timeline_of
 from workers.errors import OverloadedError
-from workers.request import FinishReason, Request, Timeline, TokenOutput, finish_reason_of
+from workers.request import FinishReason, Request, RequestStatus, TokenOutput, finish_reason_of
 
 
 class Engine:
@@ -24,12 +26,13 @@ class Engine:
         self.block_manager = BlockManager(executor.runner.num_blocks, cache.block_size)
         self.prefix_cache = PrefixCache(cache, self.block_manager, executor.runner.layout.fingerprint)
         self.scheduler = Scheduler(scheduler, self.block_manager, self.prefix_cache)
-        self.requests: dict[str, Request] = {}
+        # By request id and choice. A request of several choices is its choice 0 until its prompt is computed.
+        self.requests: dict[str, dict[int, Request]] = {}
         # Finished requests whose KV is still being read.
         self._held: set[Request] = set()
         # Ended during a step that may still write to their blocks: freed when it is over.
         self._ended_in_step: list[Request] = []
-        self._in_step: dict[str, Request] = {}
+        self._in_step: list[Request] = []
         self._work = asyncio.Event()
         self._num_arrivals = 0
         self.num_steps = 0
@@ -59,23 +62,32 @@ class Engine:
             )
         self._arrive(request)
 
-    def commit(self, request: Request, token_id: int) -> None:
-        """The KV of all tokens of a reserved request is in its blocks, and `token_id` was sampled after them."""
+    def commit(self, request: Request, first_token_ids: Mapping[int, int]) -> None:
+        """The KV of all tokens of a reserved request is in its blocks, and these were sampled after them, by choice.
+
+        Choices that are not among them have ended.
+        """
         request.num_computed_tokens = request.num_tokens
         self.prefix_cache.publish(request)
-        request.output_token_ids.append(token_id)
         request.handed_over = True
         request.arrived_s = _now()
-        del self.scheduler.waiting_for_kv[request.request_id]
-        self.scheduler.add(request)
+        if request.params.n > 1:
+            children = [child for child in children_of(request) if child.choice in first_token_ids]
+            for child in children:
+                child.output_token_ids.append(first_token_ids[child.choice])
+            self._split(request, children)
+        else:
+            request.output_token_ids.append(first_token_ids[request.choice])
+            del self.scheduler.waiting_for_kv[request.request_id]
+            self.scheduler.add(request)
         self._work.set()
 
-    def abort(self, request_id: str) -> Request | None:
-        """End a request wherever it is and free its blocks, unless held. None when it is not here."""
-        request = self.requests.get(request_id)
-        if request is not None:
+    def abort(self, request_id: str) -> bool:
+        """End all choices of a request wherever they are and free their blocks, unless held. False: it is not here."""
+        sequences = list(self.requests.get(request_id, {}).values())
+        for request in sequences:
             self._finish(request, FinishReason.ABORTED)
-        return request
+        return bool(sequences)
 
     def release(self, request: Request) -> None:
         """Free the blocks of a held request: nobody reads or writes its KV any more."""
@@ -96,17 +108,18 @@ class Engine:
         """One forward pass. Raises what the executor raises; every request of the step is then still unfinished."""
         batch = self.scheduler.schedule()
         if not batch.requests:
-            # All that is left waits for blocks that grants hold; a commit, an abort or a lease's end changes that.
-            self._work.clear()
-            await self._work.wait()
+            if not any(r.block_table for r in self.scheduler.waiting):
+                # All that is left waits for blocks that grants hold; a commit, an abort or a lease's end changes that.
+                self._work.clear()
+                await self._work.wait()
             return []
-        step = self._in_step = {r.request_id: self.requests[r.request_id] for r in batch.requests}
+        step = self._in_step = [self.requests[r.request_id][r.choice] for r in batch.requests]
         self.max_num_running = max(self.max_num_running, len(batch.requests))
         self._stamp_scheduled()
         try:
             results = await self.executor.execute(batch)
         finally:
-            self._in_step = {}
+            self._in_step = []
             for request in self._ended_in_step:
                 self._free(request)
             self._ended_in_step = []
@@ -115,10 +128,14 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is free or owned by one request, running, waiting or held."""
-        owned = [b for r in (*self.requests.values(), *self._held) for b in r.block_table]
-        owned += [b for r in self._ended_in_step for b in r.block_table]
-        self.block_manager.check_integrity(owned)
-        assert {r.request_id for r in self.scheduler.live()} == set(self.requests), "requests and scheduler disagree"
+        owners = (*self.sequences(), *self._held, *self._ended_in_step)
+        self.block_manager.check_integrity(b for r in owners for b in r.owned_blocks)
+        assert set(self.scheduler.live()) == set(self.sequences()), "requests and scheduler disagree"
+
+    def sequences(self) -> Iterator[Request]:
+        """All that is alive: of a request with several choices, one for each once its prompt is computed."""
+        for by_choice in self.requests.values():
+            yield from by_choice.values()
 
     @property
     def num_blocks_in_use(self) -> int:
@@ -138,74 +155,104 @@ class Engine:
 
     def _blocks_in_use(self) -> set[int]:
         owners = (*self.scheduler.waiting, *self.scheduler.running, *self._held, *self._ended_in_step)
-        return {b for r in owners for b in r.block_table}
+        return {b for r in owners for b in r.owned_blocks}
 
     def _arrive(self, request: Request) -> None:
         assert request.request_id not in self.requests, f"request {request.request_id} is here already"
         self._num_arrivals += 1
         request.arrival = self._num_arrivals
         request.arrived_s = _now()
-        self.requests[request.request_id] = request
+        self.requests[request.request_id] = {request.choice: request}
 
     def _stamp_scheduled(self) -> None:
         now = _now()
-        for request in self._in_step.values():
+        for request in self._in_step:
             if request.scheduled_s is None:
                 request.scheduled_s = now
 
     def _update(
-        self, step: dict[str, Request], batch: SchedulerOutput, results: Sequence[StepResult]
+        self, step: Sequence[Request], batch: SchedulerOutput, results: Sequence[StepResult]
     ) -> list[TokenOutput]:
         outputs = []
-        for scheduled, result in zip(batch.requests, results, strict=True):
-            request = step[scheduled.request_id]
-            if self.requests.get(request.request_id) is not request:
-                continue  # Ended while the step ran; another may already bear its id.
+        for request, scheduled, result in zip(step, batch.requests, results, strict=True):
+            if request.status is RequestStatus.FINISHED:
+                continue  # While the step ran.
+            self.scheduler.copied(request)
             if scheduled.prompt_scores is not None:
                 # What a preempted request is computed anew takes the place of what it had.
                 request.prompt_logprobs[scheduled.start :] = result.prompt_logprobs
-            tokens = self._append(request, scheduled, result.tokens)
-            self._count_computed(request, scheduled, len(tokens))
-            if tokens:
-                outputs.append(self._output(request, tokens))
+            if request.params.n > 1:
+                self._count_computed(request, scheduled, len(scheduled.token_ids))
+                outputs += self._fork(request, result.tokens)
+            else:
+                outputs += self._continue(request, scheduled, result.tokens)
         return outputs
 
-    def _append(
+    def _continue(
         self, request: Request, scheduled: ScheduledRequest, sampled: Sequence[SampledToken]
+    ) -> Iterator[TokenOutput]:
+        """Its new tokens, if there are: as many of the drafts as are right, and the one after them."""
+        drafts = scheduled.token_ids[len(scheduled.token_ids) - scheduled.num_drafts :]
+        tokens = self._append(request, sampled, drafts)
+        # The KV of wrong drafts does not count.
+        num_right = max(0, len(tokens) - 1)
+        self._count_computed(request, scheduled, len(scheduled.token_ids) - len(drafts) + num_right)
+        self.num_draft_tokens += len(drafts)
+        self.num_accepted_tokens += num_right
+        if tokens:
+            yield (output := self._output(request, tokens))
+            if output.timeline is not None:
+                self._finish(request, output.finish_reason)
+
+    def _append(
+        self, request: Request, sampled: Sequence[SampledToken], drafts: Sequence[int] = ()
     ) -> Sequence[SampledToken]:
         """Those of the sampled tokens that come after right drafts only, to the one that ends the request."""
-        drafts = scheduled.token_ids[len(scheduled.token_ids) - scheduled.num_drafts :]
         for count, token in enumerate(sampled, start=1):
             request.output_token_ids.append(token.token_id)
-            is_last = self._finish_reason(request) is not None
-            if is_last or count > len(drafts) or drafts[count - 1] != token.token_id:
-                self.num_draft_tokens += len(drafts)
-                self.num_accepted_tokens += count - 1
+            right = count <= len(drafts) and drafts[count - 1] == token.token_id
+            if not right or self._finish_reason(request) is not None:
                 return sampled[:count]
         return sampled
 
     def _finish_reason(self, request: Request) -> FinishReason | None:
         return finish_reason_of(request.output_token_ids, request.params, self.eos_token_ids)
 
+    def _fork(self, parent: Request, tokens: Sequence[SampledToken]) -> list[TokenOutput]:
+        """Token 1 of every choice, if it is there."""
+        if not tokens:
+            return []
+        children = children_of(parent)
+        outputs = [
+            self._output(child, self._append(child, [token])) for child, token in zip(children, tokens, strict=True)
+        ]
+        self._split(parent, [c for c, output in zip(children, outputs, strict=True) if output.timeline is None])
+        return outputs
+
+    def _split(self, parent: Request, children: Sequence[Request]) -> None:
+        """The request goes on as these, each with a token of its own; where there are none, it ends."""
+        if children:
+            self.scheduler.fork(parent, children)
+        self._finish(parent, None)
+        if children:
+            self.requests[parent.request_id] = {child.choice: child for child in children}
+
     def _count_computed(self, request: Request, scheduled: ScheduledRequest, num_tokens: int) -> None:
-        """After a step that gave it `num_tokens`: the KV of wrong drafts does not count."""
-        num_wrong = max(0, scheduled.num_drafts - max(0, num_tokens - 1))
-        end = scheduled.start + len(scheduled.token_ids) - num_wrong
+        """So many of the tokens that were scheduled have their KV."""
+        end = scheduled.start + num_tokens
         request.num_computed_tokens = end
         self.prefix_cache.publish(request)
         self.num_prompt_tokens_computed += max(0, min(end, request.num_prompt_tokens) - scheduled.start)
 
     def _output(self, request: Request, tokens: Sequence[SampledToken]) -> TokenOutput:
-        """Tell of its last `tokens`, and end it where they do."""
+        """Of its last `tokens`; with a timeline where the request ends here."""
         index = request.num_output_tokens - len(tokens)
         self.num_output_tokens += len(tokens)
         if request.first_token_s is None:
             request.first_token_s = _now()
         reason = self._finish_reason(request)
         ends_here = request.output_limit is not None and request.num_output_tokens >= request.output_limit
-        timeline = _timeline(request) if reason or ends_here else None
-        if reason or ends_here:
-            self._finish(request, reason)
+        timeline = timeline_of(request, _now()) if reason or ends_here else None
         output = TokenOutput(
             request.request_id,
             index,
@@ -219,7 +266,9 @@ class Engine:
         return output if index else _with_prompt(output, request)
 
     def _finish(self, request: Request, reason: FinishReason | None) -> None:
-        del self.requests[request.request_id]
+        del self.requests[request.request_id][request.choice]
+        if not self.requests[request.request_id]:
+            del self.requests[request.request_id]
         self.scheduler.remove(request)
         request.finish_reason = reason
         if request.hold_blocks:
@@ -229,7 +278,7 @@ class Engine:
         self._work.set()
 
     def _free(self, request: Request) -> None:
-        if self._in_step.get(request.request_id) is request:
+        if request in self._in_step:
             self._ended_in_step.append(request)
         else:
             self.scheduler.free(request)
@@ -244,18 +293,3 @@ def _with_prompt(output: TokenOutput, request: Request) -> TokenOutput:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _timeline(request: Request) -> Timeline:
-    """What this engine knows of a request's time, at its last token here."""
-    now = _now()
-    scheduled_s = now if request.scheduled_s is None else request.scheduled_s
-    if request.handed_over:
-        decode = Timeline(decode_queued_s=scheduled_s - request.arrived_s, decode_s=now - scheduled_s)
-        return request.hand_off + decode
-    first_token_s = now if request.first_token_s is None else request.first_token_s
-    return Timeline(
-        prefill_queued_s=scheduled_s - request.arrived_s,
-        prefill_s=first_token_s - scheduled_s,
-        decode_s=now - first_token_s,
-    )

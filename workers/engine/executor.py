@@ -39,7 +39,7 @@ class Runner(Protocol):
     eos_token_ids: frozenset[int]
 
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
-        """Compute one step; one result for each request, in their order."""
+        """Do the step's copies, then compute it; one result for each request, in their order."""
 
     def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
         """A copy of the KV in `slots`: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_bytes]."""

@@ -52,6 +52,12 @@ class KVPool:
         rows.numpy().reshape(-1)[:] = np.frombuffer(payload, dtype=np.int16)
         self._bits[layer_start:layer_end].index_copy_(2, self._index(slots), rows.to(self._bits.device))
 
+    @torch.inference_mode()
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """The KV of each (source, target) block, within the pool."""
+        sources, targets = self._index([s for s, _ in blocks]), self._index([t for _, t in blocks])
+        self.tensor.index_copy_(2, targets, self.tensor.index_select(2, sources))
+
     def _index(self, slots: Sequence[int]) -> torch.Tensor:
         return torch.tensor(slots, dtype=torch.int64, device=self._bits.device)
 

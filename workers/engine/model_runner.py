@@ -64,6 +64,8 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
         """Compute one step; one result for each request, in their order."""
+        if batch.copies:
+            self._pool.copy(batch.copies)
         step = build_batch(batch, self.layout.block_size, self._dtype, self._device, self._windows)
         logits = self._model.forward(step, self._pool.tensor)
         tokens: list[list[SampledToken]] = [[] for _ in batch.requests]

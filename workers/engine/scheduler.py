@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from workers.config import SchedulerConfig
 from workers.engine.block_manager import BlockManager
+from workers.engine.choices import share_blocks
 from workers.engine.drafts import propose
 from workers.engine.prefix_cache import PrefixCache
 from workers.request import NextToken, Request, RequestStatus
@@ -39,12 +40,16 @@ class ScheduledRequest:
     # So many of the last token_ids are guesses. Each has a sample for its own position, and one follows the last.
     num_drafts: int = 0
     prompt_scores: PromptScores | None = None
+    # Which of the request's sequences it is.
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     requests: tuple[ScheduledRequest, ...]
     num_tokens: int
+    # (source, target): blocks whose KV is copied before anything is computed. No block is both.
+    copies: tuple[tuple[int, int], ...] = ()
 
 
 def share_tokens(remaining: Sequence[int], budget: int) -> list[int]:
@@ -82,18 +87,24 @@ class Scheduler:
         self.waiting.append(request)
 
     def try_reserve(self, request: Request) -> bool:
-        """Take the blocks of a request whose KV will come from elsewhere, and of one token more; False if not free now.
+        """Take the blocks of a request whose KV will come from elsewhere; False if they are not free now.
 
-        What is cached here need not come: num_computed_tokens says how far.
+        There is room for one token more, and a block more for every further choice. What is cached here need not come:
+        num_computed_tokens says how far.
         """
         if any(not r.block_table for r in self.waiting):
             return False  # A preempted request waits for blocks of its own.
         found = self.prefix_cache.find(request, request.num_tokens)
-        if not self._take_blocks(request, found, request.num_tokens + 1):
+        if not self._take_blocks(request, found, request.num_tokens + 1, request.params.n - 1):
             return False
         request.status = RequestStatus.WAITING_FOR_KV
         self.waiting_for_kv[request.request_id] = request
         return True
+
+    def fork(self, parent: Request, children: Sequence[Request]) -> None:
+        """A computed request goes on as `children`, which take over what they need of its blocks and start first."""
+        share_blocks(self.block_manager, parent, children)
+        self.waiting.extendleft(reversed(children))
 
     def schedule(self) -> SchedulerOutput:
         self._admit()
@@ -106,7 +117,12 @@ class Scheduler:
         shares = share_tokens([r.num_tokens - r.num_computed_tokens for r in prompts], budget)
         chunks = [_scheduled(r, n) for r, n in zip(prompts, shares, strict=True) if n]
         requests = (*self._with_drafts(decoding, budget - sum(shares)), *chunks)
-        return SchedulerOutput(requests, num_tokens=sum(len(r.token_ids) for r in requests))
+        starting = [*decoding, *(r for r, n in zip(prompts, shares, strict=True) if n)]
+        return SchedulerOutput(
+            requests,
+            num_tokens=sum(len(r.token_ids) for r in requests),
+            copies=tuple(self._copy(r, r.copy_source) for r in starting if r.copy_source is not None),
+        )
 
     def _with_drafts(self, decoding: Sequence[Request], budget: int) -> Iterator[ScheduledRequest]:
         """Each request's next token, and drafts of those after it out of what the prompts leave of the step."""
@@ -142,8 +158,14 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
 
     def free(self, request: Request) -> None:
-        self.block_manager.free(request.block_table)
-        request.block_table = []
+        self.block_manager.free(request.owned_blocks)
+        request.block_table, request.copy_source = [], None
+
+    def copied(self, request: Request) -> None:
+        """The step is over that made its last block its own."""
+        if request.copy_source is not None:
+            self.block_manager.free([request.copy_source])
+            request.copy_source = None
 
     def live(self) -> Iterable[Request]:
         yield from self.waiting
@@ -170,9 +192,12 @@ class Scheduler:
             self.waiting.popleft()
             self._run(request)
 
-    def _take_blocks(self, request: Request, found: list[int], num_tokens: int) -> bool:
-        """Give the request the blocks of its known prefix and new ones up to `num_tokens`, all or nothing."""
-        num_new = self.block_manager.blocks_for(num_tokens) - len(found)
+    def _copy(self, request: Request, source: int) -> tuple[int, int]:
+        return source, request.block_table[request.num_computed_tokens // self.block_manager.block_size]
+
+    def _take_blocks(self, request: Request, found: list[int], num_tokens: int, num_more: int = 0) -> bool:
+        """Give the request its known prefix, new blocks up to `num_tokens` and `num_more`, all or nothing."""
+        num_new = self.block_manager.blocks_for(num_tokens) + num_more - len(found)
         if not self.block_manager.can_allocate(num_new, self._watermark(), keeping=found):
             return False
         self.block_manager.share(found)
@@ -198,7 +223,7 @@ class Scheduler:
                 request.block_table.extend(self.block_manager.allocate(missing))
                 return True
             # Not one whose KV is being read: its blocks must stay as they are.
-            self._preempt(max((r for r in self.running if not r.hold_blocks), key=lambda r: r.arrival))
+            self._preempt(max((r for r in self.running if not r.hold_blocks), key=lambda r: (r.arrival, r.choice)))
         return False
 
     def _preempt(self, victim: Request) -> None:
@@ -214,15 +239,15 @@ class Scheduler:
 def _scheduled(request: Request, num_new_tokens: int, drafts: Sequence[int] = ()) -> ScheduledRequest:
     start = request.num_computed_tokens
     end = start + num_new_tokens
-    samples = [request.next_token(drafts[:i]) for i in range(len(drafts) + 1)] if end == request.num_tokens else ()
     return ScheduledRequest(
         request_id=request.request_id,
         token_ids=[*request.tokens(start, end), *drafts],
         start=start,
         block_table=tuple(request.block_table),
-        samples=tuple(samples),
+        samples=request.next_tokens(drafts) if end == request.num_tokens else (),
         num_drafts=len(drafts),
         prompt_scores=_prompt_scores(request, start, end),
+        choice=request.choice,
     )
 
 

@@ -24,7 +24,7 @@ async def _reach(engine: Engine, state: str) -> Request:
         engine.reserve(request)
     elif state == "handed_over":
         engine.reserve(request)
-        engine.commit(request, 5)
+        engine.commit(request, {0: 5})
     elif state == "mid_prompt":
         # An older long prompt leaves it only a part of the step.
         engine.add(make_request(60, request_id="elder"))
@@ -48,12 +48,12 @@ def test_an_abort_between_steps_frees_everything_at_once(state):
         small: dict[str, Any] = {"num_gpu_blocks_override": 9, "max_model_len": 36} if state == "preempted" else {}
         engine = make_engine(**small)
         request = await _reach(engine, state)
-        assert engine.abort("r") is request
+        assert engine.abort("r")
         assert (request.status, request.finish_reason, request.block_table) == (
             RequestStatus.FINISHED, FinishReason.ABORTED, [],
         )  # fmt: skip
         engine.check_integrity()
-        assert engine.abort("r") is None
+        assert not engine.abort("r")
         for elder in list(engine.requests):
             engine.abort(elder)
         assert engine.block_manager.num_free == engine.block_manager.num_blocks
