@@ -1,4 +1,4 @@
-"""A decode worker that is killed: answers end with an error, the router says so and lives on, Ctrl-C ends the rest."""
+"""Workers that are killed: a stream goes on while one is left, and ends with an error when none is."""
 
 from __future__ import annotations
 
@@ -52,8 +52,38 @@ def read_events(response: httpx.Response, events: queue.Queue[str | None]) -> No
     events.put(None)
 
 
-def test_a_killed_decode_worker_ends_answers_with_an_error_and_nothing_else(foreground):
+def test_prefill_takes_over_from_a_killed_decode_worker_and_without_both_answers_end_with_an_error(foreground):
     up, running = foreground
+    pids = {role: stats.pid for role, stats in running.stats().items()}
+    _require_the_same_text_when_killed(running, pids["decode"])
+    _require_an_error_when_killed(running, pids["prefill"])
+    os.killpg(up.pid, signal.SIGINT)
+    assert up.wait(30) == 0
+    assert not wait_until(running.cluster.processes, lambda left: not left, 5)
+
+
+def _require_the_same_text_when_killed(running: Running, decode_pid: int) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    wanted = httpx.post(f"{running.http}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
+    killed = False
+    with httpx.stream("POST", f"{running.http}/v1/completions", json={**body, "stream": True}, timeout=60) as response:
+        text = ""
+        for event in (line.removeprefix("data: ") for line in response.iter_lines() if line):
+            if event == "[DONE]":
+                break
+            text += json.loads(event)["choices"][0]["text"]
+            if not killed and len(text) > 10:
+                os.kill(decode_pid, signal.SIGKILL)
+                killed = True
+    assert killed
+    assert text == wanted
+    ready = httpx.get(f"{running.http}/ready")
+    assert (ready.status_code, ready.json()["reason"]) == (200, "no decode worker answers: prefill workers decode")
+    again = httpx.post(f"{running.http}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
+    assert again == wanted
+
+
+def _require_an_error_when_killed(running: Running, prefill_pid: int) -> None:
     body = {"prompt": "Once upon a time", "max_tokens": 1000, "stream": True, "ignore_eos": True}
     assert httpx.get(f"{running.http}/ready").status_code == 200
     events: queue.Queue[str | None] = queue.Queue()
@@ -62,7 +92,7 @@ def test_a_killed_decode_worker_ends_answers_with_an_error_and_nothing_else(fore
         reader.start()
         for _ in range(3):
             assert "choices" in json.loads(events.get(timeout=30) or "")
-        os.kill(running.stats()["decode"].pid, signal.SIGKILL)
+        os.kill(prefill_pid, signal.SIGKILL)
         killed_s = time.monotonic()
         wait_until(lambda: httpx.get(f"{running.http}/ready").status_code, lambda status: status == 503, WITHIN_S)
         last = None
@@ -72,18 +102,14 @@ def test_a_killed_decode_worker_ends_answers_with_an_error_and_nothing_else(fore
         reader.join()
     error = json.loads(last or "")["error"]
     assert error["type"] == "server_error"
-    assert "decode" in error["message"]
+    assert "worker" in error["message"]
     assert "\n" not in error["message"]
 
-    assert httpx.get(f"{running.http}/ready").json()["reason"] == "no decode worker answers"
+    reason = "no prefill and no decode worker answers"
+    assert httpx.get(f"{running.http}/ready").json()["reason"] == reason
     assert httpx.get(f"{running.http}/health").status_code == 200
     refused = httpx.post(f"{running.http}/v1/completions", json={**body, "stream": False}, timeout=WITHIN_S)
     assert (refused.status_code, refused.json()["error"]["type"]) == (503, "server_error")
     assert int(refused.headers["retry-after"]) >= 1
-    with Client(running.grpc) as client, pytest.raises(UnavailableError, match="no decode worker answers"):
+    with Client(running.grpc) as client, pytest.raises(UnavailableError, match=reason):
         client.generate("Hi", max_tokens=4, timeout_s=WITHIN_S)
-    assert [worker.stats.blocks_in_use for worker in running.status().workers if worker.stats.role == "prefill"] == [0]
-
-    os.killpg(up.pid, signal.SIGINT)
-    assert up.wait(30) == 0
-    assert not wait_until(running.cluster.processes, lambda left: not left, 5)
