@@ -102,14 +102,15 @@ class Cluster:
             controller.look()
             self._pause(BEAT_S)
 
+    # controller.Processes: health, begin, end, log.
+
     def health(self) -> Mapping[str, Health]:
-        """Implements controller.Processes."""
         beats = {name: actor.beat.remote() for name, actor in self._actors.items()}
-        ray.wait(list(beats.values()), num_returns=len(beats), timeout=BEAT_S)
+        if beats:
+            ray.wait(list(beats.values()), num_returns=len(beats), timeout=BEAT_S)
         return {name: self._judge(name, beat) for name, beat in beats.items()}
 
     def begin(self, name: str) -> None:
-        """Implements controller.Processes."""
         self._num_begun[name] += 1
         try:
             self._actors[name], self._starting[name] = self._started_anew(name)
@@ -117,7 +118,6 @@ class Cluster:
             raise KVFerryError(f"Ray starts no {name}: {exc}") from exc
 
     def end(self, name: str) -> None:
-        """Implements controller.Processes."""
         self._starting.pop(name, None)
         if actor := self._actors.pop(name, None):
             ray.kill(actor)
