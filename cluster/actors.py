@@ -89,6 +89,8 @@ class RouterProcess(Process):
 
     async def start(self, worker_addresses: list[str]) -> tuple[str, str]:
         """The HTTP and the gRPC endpoint, both answering. Raises KVFerryError."""
+        if self._tokenizer is None:
+            await self.prepare()
         assert self._tokenizer is not None
         with _one_line_errors("router", self._log):
             from router.server import serve

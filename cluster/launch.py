@@ -11,7 +11,8 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,9 +25,12 @@ import ray.util
 
 from cluster.actors import BEAT_S, RouterProcess, WorkerProcess
 from cluster.config import ClusterConfig, worker_configs
+from cluster.controller import Controller, Health
 from cluster.guard import Guard
 from workers.config import WorkerConfig
 from workers.errors import AbortedError, ConfigError, KVFerryError
+
+logger = logging.getLogger(__name__)
 
 _STOPPED = "stopped before it was ready"
 _POLL_S = 0.1
@@ -57,6 +61,11 @@ class Cluster:
         # Asked while waiting: true makes start() raise AbortedError and wait() return.
         self._stopped = stopped
         self._actors: dict[str, Any] = {}
+        # Calls of those that are being started anew.
+        self._starting: dict[str, Any] = {}
+        # By worker, once it has told.
+        self._addresses: dict[str, str] = {}
+        self._num_begun: Counter[str] = Counter()
         self._cleanup = ExitStack()
         self._guard: Guard | None = None
 
@@ -87,15 +96,31 @@ class Cluster:
         return self._wire()
 
     def wait(self, say: Callable[[str], None]) -> None:
-        """Until stopped. Says once when a worker dies; raises KVFerryError when the router does."""
-        while self._actors and not self._stopped():
-            beats = {name: actor.beat.remote() for name, actor in self._actors.items()}
-            for name in [name for name, beat in beats.items() if self._died(beat)]:
-                del self._actors[name]
-                if name == "router":
-                    raise KVFerryError(f"the router died; see {self._log('router')}")
-                say(f"{name} died: the router goes on without it; see {self._log(name)}")
+        """Until stopped, replacing what dies."""
+        controller = Controller(self, say)
+        while not self._stopped():
+            controller.look()
             self._pause(BEAT_S)
+
+    # controller.Processes: health, begin, end, log.
+
+    def health(self) -> Mapping[str, Health]:
+        beats = {name: actor.beat.remote() for name, actor in self._actors.items()}
+        if beats:
+            ray.wait(list(beats.values()), num_returns=len(beats), timeout=BEAT_S)
+        return {name: self._judge(name, beat) for name, beat in beats.items()}
+
+    def begin(self, name: str) -> None:
+        self._num_begun[name] += 1
+        try:
+            self._actors[name], self._starting[name] = self._started_anew(name)
+        except (ValueError, ray.exceptions.RayError) as exc:
+            raise KVFerryError(f"Ray starts no {name}: {exc}") from exc
+
+    def end(self, name: str) -> None:
+        self._starting.pop(name, None)
+        if actor := self._actors.pop(name, None):
+            ray.kill(actor)
 
     def stop(self) -> None:
         """End every process; harmless when done already."""
@@ -155,29 +180,44 @@ class Cluster:
         return {"namespace": f"kvferry-{self._config.name}", "log_to_driver": False, "logging_level": "error"}
 
     def _start_actors(self) -> None:
-        orphan_s = None if self._config.address is None else _ORPHAN_S
-        gpus = _gpu_share(self._workers)
         for worker in self._workers:
-            num_gpus = gpus if worker.device == "cuda" else 0
-            self._actors[worker.name] = self._actor(
-                WorkerProcess, worker.name, worker, self._log(worker.name), orphan_s, num_gpus=num_gpus
-            )
-        self._actors["router"] = self._actor(RouterProcess, "router", self._config, self._log("router"), orphan_s)
+            self._actors[worker.name] = self._worker_actor(worker)
+        self._actors["router"] = self._router_actor()
 
-    def _actor(self, process: type, name: str, *args: object, num_gpus: float = 0) -> Any:
+    def _started_anew(self, name: str) -> tuple[Any, Any]:
+        """The actor, and the call that starts it at its former address."""
+        if name == "router":
+            actor = self._router_actor()
+            return actor, actor.start.remote(list(self._addresses.values()))
+        worker = next(worker for worker in self._workers if worker.name == name)
+        port = int(self._addresses[name].rpartition(":")[2])
+        actor = self._worker_actor(worker.model_copy(update={"port": port}))
+        return actor, actor.start.remote()
+
+    def _worker_actor(self, worker: WorkerConfig) -> Any:
+        num_gpus = _gpu_share(self._workers) if worker.device == "cuda" else 0
+        return self._actor(WorkerProcess, worker.name, worker, num_gpus=num_gpus)
+
+    def _router_actor(self) -> Any:
+        return self._actor(RouterProcess, "router", self._config)
+
+    def _actor(self, process: type, name: str, config: object, *, num_gpus: float = 0) -> Any:
         """Ray gives each a process at once: none waits for CPUs, which cpu_affinity shares out."""
         actor: Any = ray.remote(process).options(
             name=f"{self._config.name}/{name}", lifetime="detached", max_restarts=0, num_cpus=0, num_gpus=num_gpus
         )
-        return actor.remote(*args)
+        orphan_s = None if self._config.address is None else _ORPHAN_S
+        return actor.remote(config, self.log(name), orphan_s)
 
     def _wire(self) -> Endpoints:
         """Load everything at once, then tell the router where its workers are."""
         names = [worker.name for worker in self._workers]
         loading = {name: self._actors[name].start.remote() for name in names}
         loaded = self._all({**loading, "router": self._actors["router"].prepare.remote()})
-        addresses = [loaded[name] for name in names]
-        http, grpc = self._all({"router": self._actors["router"].start.remote(addresses)})["router"]
+        self._addresses = {name: loaded[name] for name in names}
+        start = self._actors["router"].start.remote(list(self._addresses.values()))
+        http, grpc = self._all({"router": start})["router"]
+        self._config = _with_ports(self._config, http, grpc)
         return Endpoints(http, grpc)
 
     def _all(self, calls: dict[str, Any]) -> dict[str, Any]:
@@ -199,20 +239,41 @@ class Cluster:
             cause = exc.cause
             raise cause if isinstance(cause, KVFerryError) else KVFerryError(f"{name} failed: {cause}") from None
         except ray.exceptions.RayError:
-            raise KVFerryError(f"{name} died while it started; see {self._log(name)}") from None
+            raise KVFerryError(f"{name} died while it started; see {self.log(name)}") from None
 
-    def _died(self, beat: Any) -> bool:
+    def _judge(self, name: str, beat: Any) -> Health:
+        if name in self._starting:
+            return self._judge_start(name)
         try:
-            ray.get(beat, timeout=BEAT_S)
+            ray.get(beat, timeout=0)
         except ray.exceptions.ActorDiedError:
-            return True
+            return Health.DEAD
         except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
-            # Busy, or Ray cannot tell: the router has heartbeats of its own.
-            return False
-        return False
+            return Health.SILENT
+        return Health.ANSWERS
 
-    def _log(self, name: str) -> Path:
-        return self._logs / f"{name}.log"
+    def _judge_start(self, name: str) -> Health:
+        if not ray.wait([self._starting[name]], timeout=0)[0]:
+            return Health.STARTING
+        try:
+            self._result(name, self._starting.pop(name))
+        except KVFerryError as error:
+            logger.warning("%s", error.message)
+            return Health.DEAD
+        if self._guard:
+            self._guard.watch_descendants()
+        return Health.ANSWERS
+
+    def log(self, name: str) -> Path:
+        """Each process has its own: what one said before it died is not overwritten."""
+        again = self._num_begun[name]
+        return self._logs / (f"{name}.{again}.log" if again else f"{name}.log")
+
+
+def _with_ports(config: ClusterConfig, http: str, grpc: str) -> ClusterConfig:
+    """With those that the router has, so that another can take its place."""
+    ports = {key: int(url.rpartition(":")[2]) for key, url in (("http_port", http), ("grpc_port", grpc))}
+    return config.model_copy(update={"router": config.router.model_copy(update=ports)})
 
 
 def _gpu_share(workers: Sequence[WorkerConfig]) -> float:

@@ -29,22 +29,33 @@ class KVLayout(_message.Message):
     def __init__(self, schema_version: _Optional[int] = ..., fingerprint: _Optional[str] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("incarnation", "layout")
+    __slots__ = ("incarnation", "layout", "offers")
+    class OffersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    OFFERS_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     layout: KVLayout
-    def __init__(self, incarnation: _Optional[str] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ...) -> None: ...
+    offers: _containers.ScalarMap[str, bytes]
+    def __init__(self, incarnation: _Optional[str] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., offers: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("incarnation", "layout", "credits")
+    __slots__ = ("incarnation", "layout", "credits", "transports")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     layout: KVLayout
     credits: int
-    def __init__(self, incarnation: _Optional[str] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., credits: _Optional[int] = ...) -> None: ...
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, incarnation: _Optional[str] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., credits: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("grant_id", "incarnation", "first_token_ids", "num_frames", "num_bytes", "transfer_s", "transfer_unhidden_s")

@@ -86,9 +86,9 @@ class Admission:
             await self._wait_for_change()
 
     async def _try(self, request: Request) -> Placement | None:
-        if not self._pool.disaggregated():
-            colocated = self._with_room("colocated")
-            return Placement(colocated, colocated, None) if colocated else None
+        if role := self._pool.whole_role():
+            worker = self._with_room(role)
+            return Placement(worker, worker, None) if worker else None
         prefill = self._with_room("prefill")
         if prefill is None:
             return None

@@ -27,7 +27,7 @@ from workers.tokenizer import Tokenizer
 
 class Readiness(Protocol):
     def ready(self) -> tuple[bool, str]:
-        """Whether a request could be answered now, and if not, why."""
+        """Whether a request could be answered now, and who is missing."""
 
 
 @dataclass
@@ -139,7 +139,7 @@ def _add_probes(app: FastAPI, text: TextService, pool: Readiness) -> None:
     async def ready() -> Response:
         is_ready, reason = pool.ready()
         if is_ready:
-            return JSONResponse({"status": "ready"})
+            return JSONResponse({"status": "ready"} | ({"reason": reason} if reason else {}))
         return JSONResponse({"status": "not ready", "reason": reason}, 503, headers=retry_headers(503))
 
     @app.get("/metrics")

@@ -32,18 +32,25 @@ class WorkerPool:
         candidates = [w for w in self.workers if w.role == role and w.reachable]
         return [candidates[i] for i in policy([w.load for w in candidates])]
 
-    def disaggregated(self) -> bool:
-        """Whether a prompt can be handed over now; else a colocated worker takes it whole. Raises UnavailableError
-        when neither is there."""
+    def whole_role(self) -> str | None:
+        """The role whose workers compute prompt and answer alike; None: prompts are handed over.
+
+        A role is a preference: with no decode worker there, a prefill worker decodes. Raises UnavailableError when
+        nobody can serve.
+        """
         ready, reason = self.ready()
         if not ready:
             raise UnavailableError(f"{reason}; try again, or see `kvferry status`")
-        return self._has("prefill") and self._has("decode")
+        if self._has("prefill") and self._has("decode"):
+            return None
+        return "colocated" if self._has("colocated") else "prefill"
 
     def ready(self) -> tuple[bool, str]:
-        """Whether a request could be served now, and the reason if not."""
+        """Whether a request could be served now, and who is missing."""
         if self._has("colocated") or (self._has("prefill") and self._has("decode")):
             return True, ""
+        if self._has("prefill"):
+            return True, "no decode worker answers: prefill workers decode"
         missing = [role for role in ("prefill", "decode") if not self._has(role)]
         return False, f"no {' and no '.join(missing)} worker answers"
 

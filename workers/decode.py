@@ -13,7 +13,7 @@ from workers.engine.engine import Engine
 from workers.errors import DeadlineError, FrameError, KVFerryError, OverloadedError, StaleGrantError
 from workers.kv_transfer import frame as frames
 from workers.kv_transfer.base import Grant
-from workers.kv_transfer.frame import Frame
+from workers.kv_transfer.frame import Buffer, Frame
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.slots import slots_of
 from workers.request import Request, Timeline
@@ -77,7 +77,7 @@ class Decode:
         self._hand_offs[grant.grant_id] = HandOff(grant, request, self._lease(grant.grant_id))
         return grant
 
-    async def receive(self, data: bytes) -> None:
+    async def receive(self, data: Buffer) -> None:
         """Verify an encoded frame and put its KV into the blocks of its grant. Raises FrameError, StaleGrantError."""
         frame, checksum = frames.decode(data)
         hand_off = self._find(frame.grant_id, frame.incarnation)

@@ -74,10 +74,13 @@ class KVTransferService(kv_grpc.KVTransferServiceServicer):
         self, request: kv_transfer_pb2.ConnectRequest, context: Context
     ) -> kv_transfer_pb2.ConnectResponse:
         self._worker.layout.require_same(KVLayout.from_proto(request.layout))
+        transports = self._worker.transports
+        accepted = [name for name, offer in request.offers.items() if transports.accepts(name, offer)]
         return kv_transfer_pb2.ConnectResponse(
             incarnation=self._worker.incarnation,
             layout=self._worker.layout.to_proto(),
             credits=self._worker.config.transfer.credits,
+            transports=accepted,
         )
 
     @typed_errors

@@ -15,9 +15,9 @@ from workers.decode import Decode
 from workers.engine.engine import Engine
 from workers.engine.executor import Executor
 from workers.errors import InvalidRequestError, KVFerryError
-from workers.kv_transfer.base import Grant, Transport
-from workers.kv_transfer.grpc import GrpcTransport
+from workers.kv_transfer.base import Grant
 from workers.kv_transfer.peers import Peers
+from workers.kv_transfer.transports import open_transports
 from workers.outputs import OutputStreams
 from workers.prefill import Prefill
 from workers.request import FinishReason, Request, TokenOutput
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class Worker:
     """Lives on one event loop. start() loads the model; everything before it is cheap.
 
-    Tests and the simulator give a network, a transport, an executor and an incarnation of their own.
+    Tests and the simulator give a network, an executor and an incarnation of their own.
     """
 
     def __init__(
@@ -39,14 +39,13 @@ class Worker:
         config: WorkerConfig,
         *,
         network: Network | None = None,
-        transport: Transport | None = None,
         make_executor: Callable[[WorkerConfig], Executor] | None = None,
         incarnation: str = "",
     ) -> None:
         self.config = config
         self.incarnation = incarnation or uuid.uuid4().hex
         self._network = network or GrpcNetwork()
-        self._transport = transport or GrpcTransport(self._network)
+        self.transports = open_transports(config.transfer.transport, self._network)
         self._make_executor = make_executor or _load_model
 
     async def start(self) -> str:
@@ -57,12 +56,12 @@ class Worker:
         transfer = self.config.transfer
         self.outputs = OutputStreams(transfer.lease_s, self._lose_router)
         self.decode = Decode(self.engine, self.layout, self.incarnation, transfer, self._publish_failure)
-        self._peers = Peers(self._network, self._transport, self.layout, self.incarnation, transfer)
+        self._peers = Peers(self._network, self.transports, self.layout, self.incarnation, transfer)
         self._prefill = Prefill(self.engine, self._peers, self.layout, transfer)
         self._server = self._network.server()
         self._add_services(self._server)
         self.address = await self._network.listen(self._server, self.config.host, self.config.port)
-        self._transport.reachable(self.decode, self.address)
+        self.transports.reachable(self.decode, self.address)
         self._loop = asyncio.create_task(self._run(), name=f"{self.config.name} engine")
         logger.info("%s (%s, incarnation %s) at %s", self.config.name, self.config.role, self.incarnation, self.address)
         return self.address
@@ -100,8 +99,10 @@ class Worker:
 
     def stats(self) -> worker_pb2.WorkerStats:
         stats = worker_stats(self.config, self.incarnation, self.layout, self.engine, self._prefill, self.decode)
-        peers = (worker_pb2.PeerStats(incarnation=i, transport=self._transport.name) for i in self._peers.incarnations)
-        stats.peers.extend(peers)
+        stats.peers.extend(
+            worker_pb2.PeerStats(incarnation=peer.incarnation, transport=peer.transport)
+            for peer in self._peers.connected
+        )
         return stats
 
     async def _run(self) -> None:
@@ -171,7 +172,7 @@ class Worker:
     def _add_services(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerService(self), server)
         kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(KVTransferService(self), server)
-        self._transport.serve(self.decode, server)
+        self.transports.serve(self.decode, server)
 
 
 def _load_model(config: WorkerConfig) -> Executor:

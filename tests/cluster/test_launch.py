@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from cluster.client import Client
 from cluster.guard import descendants, start_time
 from cluster.state import State, StateFolder
+from protos.router_pb2 import WORKER_STATE_READY, GetStatusResponse
+from workers.errors import KVFerryError
 
 pytestmark = pytest.mark.ray
 
@@ -128,13 +131,37 @@ def test_a_killed_supervisor_leaves_nothing(config):
     assert kvferry("down", "--name", "test").returncode == 1
 
 
-def test_a_dead_worker_is_told_and_the_rest_goes_on(config):
+def status_of(client: Client) -> GetStatusResponse | None:
+    try:
+        return client.status()
+    except KVFerryError:
+        return None
+
+
+def incarnations(status: GetStatusResponse) -> dict[str, str]:
+    return {w.stats.name: w.stats.incarnation for w in status.workers if w.state == WORKER_STATE_READY}
+
+
+def test_whatever_dies_is_replaced_where_it_was(config):
     assert kvferry("up", config, "--detach").returncode == 0
-    status = json.loads(kvferry("status", "--name", "test", "--json").stdout)
-    os.kill(next(worker["pid"] for worker in status["workers"] if worker["role"] == "decode"), signal.SIGKILL)
     log = StateFolder("test").logs / "up.log"
-    deadline_s = time.monotonic() + 15
-    while "decode-0 died" not in log.read_text() and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    assert "decode-0 died: the router goes on without it" in log.read_text()
-    assert kvferry("status", "--name", "test").returncode == 0
+    with Client(running().grpc_endpoint) as client:
+        before = client.status()
+        wanted = client.generate("Hello", max_tokens=4, temperature=0).token_ids
+        victims = [worker.stats for worker in before.workers if worker.stats.role == "decode"]
+        for pid in (victims[0].pid, before.routers[0].pid):
+            os.kill(pid, signal.SIGKILL)
+        old, deadline_s = incarnations(before), time.monotonic() + 60
+        while (now := status_of(client)) is None or len(incarnations(now)) < 2 or incarnations(now) == old:
+            assert time.monotonic() < deadline_s, log.read_text()
+            time.sleep(0.1)
+        assert [worker.address for worker in now.workers] == [worker.address for worker in before.workers]
+        assert incarnations(now)["prefill-0"] == old["prefill-0"]
+        assert incarnations(now)["decode-0"] != old["decode-0"]
+        assert now.routers[0].incarnation != before.routers[0].incarnation
+        assert client.generate("Hello", max_tokens=4, temperature=0).token_ids == wanted
+    assert "decode-0 died: it is started anew in 0.5 s; see " in log.read_text()
+    assert "router died: it is started anew in 0.5 s; see " in log.read_text()
+    processes = processes_of(running().pid)
+    os.kill(running().pid, signal.SIGKILL)
+    assert not still_there(processes, within_s=15)

@@ -144,8 +144,8 @@ def test_a_decode_worker_that_is_slow_to_answer_holds_up_nobody_for_longer_than_
 
 def test_without_workers_a_request_fails_with_the_missing_role_named():
     async def main() -> None:
-        async with sim_cluster(prefill=1, decode=0) as cluster:
-            with pytest.raises(UnavailableError, match="no decode worker answers"):
+        async with sim_cluster(prefill=0, decode=0) as cluster:
+            with pytest.raises(UnavailableError, match="no prefill and no decode worker answers"):
                 await cluster.ask(prompt_of(4))
         async with sim_cluster(prefill=0, decode=1) as cluster:
             with pytest.raises(UnavailableError, match="no prefill worker answers"):

@@ -157,13 +157,31 @@ def test_the_only_decode_worker_replaced_at_its_address_takes_the_requests_up_ag
     run(main())
 
 
+def test_with_no_decode_worker_left_a_prefill_worker_decodes_until_one_is_back():
+    async def main() -> None:
+        async with sim_cluster() as cluster:
+            tasks = [ask(cluster, length) for length in (10, 20)]
+            await tokens_until(cluster, 5)
+            await cluster.kill("d0")
+            tasks.append(ask(cluster, 30))
+            assert await asyncio.gather(*tasks) == [expected_tokens(prompt_of(n), LONG) for n in (10, 20, 30)]
+            assert cluster.pool.ready() == (True, "no decode worker answers: prefill workers decode")
+            decode = await cluster.replace("d0")
+            await asyncio.sleep(1.0)
+            assert await ask(cluster, 40) == expected_tokens(prompt_of(40), LONG)
+            assert decode.engine.num_output_tokens > 0
+
+    run(main())
+
+
 def test_when_all_tries_are_spent_the_error_is_typed():
     async def main() -> None:
         async with sim_cluster() as cluster:
             asking = ask(cluster, 20)
             await tokens_until(cluster, 5)
             await cluster.kill("d0")
-            with pytest.raises(UnavailableError, match="no decode worker answers"):
+            await cluster.kill("p0")
+            with pytest.raises(UnavailableError, match="no prefill and no decode worker answers"):
                 await asking
 
     run(main())

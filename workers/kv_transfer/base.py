@@ -11,7 +11,7 @@ from typing import Protocol
 import grpc.aio
 
 from protos import worker_pb2 as pb
-from workers.kv_transfer.frame import Frame
+from workers.kv_transfer.frame import Buffer, Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class KVSender(Protocol):
 class KVReceiver(Protocol):
     """Takes frames in, whatever brought them."""
 
-    async def receive(self, data: bytes) -> None:
+    async def receive(self, data: Buffer) -> None:
         """Verify an encoded frame and put its KV where its grant says. Raises FrameError or StaleGrantError."""
 
 
@@ -74,3 +74,9 @@ class Transport(Protocol):
 
     def reachable(self, receiver: KVReceiver, address: str) -> None:
         """The server answers at `address`."""
+
+    def offer(self) -> bytes:
+        """What a receiver must know to tell whether this sender can reach it so."""
+
+    def accepts(self, offer: bytes) -> bool:
+        """Whether frames of the sender that made `offer` can be received so."""

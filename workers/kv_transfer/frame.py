@@ -57,12 +57,18 @@ class Frame:
 
 
 def encode(frame: Frame, request_id: str) -> bytes:
-    fields = _fields(frame)
-    checksum = _CHECKSUM.pack(_checksum(request_id, fields, frame.payload))
-    return b"".join((fields, checksum, frame.payload))
+    return b"".join((_header(frame, request_id), frame.payload))
 
 
-def decode(data: bytes) -> tuple[Frame, int]:
+def encode_into(room: memoryview, frame: Frame, request_id: str) -> int:
+    """Write the encoded frame at the beginning of `room`; its bytes."""
+    end = HEADER_BYTES + len(frame.payload)
+    room[:HEADER_BYTES] = _header(frame, request_id)
+    room[HEADER_BYTES:end] = frame.payload
+    return end
+
+
+def decode(data: Buffer) -> tuple[Frame, int]:
     """The frame, its payload a view into `data`, and the checksum it claims. Raises FrameError when it is no frame."""
     if len(data) < HEADER_BYTES:
         raise FrameError(f"a frame of {len(data)} bytes is shorter than its header of {HEADER_BYTES}")
@@ -86,6 +92,11 @@ def verify(frame: Frame, checksum: int, request_id: str) -> None:
 def layers_per_frame(layout: KVLayout, num_tokens: int, frame_bytes: int) -> int:
     """How many layers of `num_tokens` come nearest to `frame_bytes` from below, at least one."""
     return max(1, min(layout.num_layers, frame_bytes // (num_tokens * layout.token_bytes_per_layer)))
+
+
+def _header(frame: Frame, request_id: str) -> bytes:
+    fields = _fields(frame)
+    return fields + _CHECKSUM.pack(_checksum(request_id, fields, frame.payload))
 
 
 def _fields(frame: Frame) -> bytes:

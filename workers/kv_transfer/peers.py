@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 
 import grpc.aio
@@ -11,20 +12,29 @@ from protos import kv_transfer_pb2 as pb
 from protos import kv_transfer_pb2_grpc as pb_grpc
 from workers.config import TransferConfig
 from workers.errors import StaleGrantError
-from workers.kv_transfer.base import Grant, KVSender, Transport
+from workers.kv_transfer.base import Grant, Transport
 from workers.kv_transfer.layout import KVLayout
+from workers.kv_transfer.transports import Transports
 from workers.rpc import Network, call
+
+logger = logging.getLogger(__name__)
 
 
 class Peer:
     """One incarnation of a decode worker: a small channel for words, a sender for frames, a window of credits."""
 
     def __init__(
-        self, incarnation: str, channel: grpc.aio.Channel, sender: KVSender, credits: int, timeout_s: float
+        self,
+        answer: pb.ConnectResponse,
+        channel: grpc.aio.Channel,
+        transport: Transport,
+        address: str,
+        timeout_s: float,
     ) -> None:
-        self.incarnation = incarnation
-        self.sender = sender
-        self.window = asyncio.Semaphore(credits)
+        self.incarnation = answer.incarnation
+        self.transport = transport.name
+        self.sender = transport.sender(address)
+        self.window = asyncio.Semaphore(answer.credits)
         self._channel = channel
         self._stub = pb_grpc.KVTransferServiceStub(channel)
         self._timeout_s = timeout_s
@@ -50,10 +60,10 @@ class Peers:
     """Connects to each peer once; forgets an incarnation the moment another answers at its address."""
 
     def __init__(
-        self, network: Network, transport: Transport, layout: KVLayout, incarnation: str, config: TransferConfig
+        self, network: Network, transports: Transports, layout: KVLayout, incarnation: str, config: TransferConfig
     ) -> None:
         self._network = network
-        self._transport = transport
+        self._transports = transports
         self._layout = layout
         self._incarnation = incarnation
         self._config = config
@@ -61,8 +71,8 @@ class Peers:
         self._connecting: dict[str, asyncio.Lock] = {}
 
     @property
-    def incarnations(self) -> list[str]:
-        return [peer.incarnation for peer in self._peers.values()]
+    def connected(self) -> list[Peer]:
+        return list(self._peers.values())
 
     async def get(self, grant: Grant) -> Peer:
         """The peer that gave `grant`. Raises StaleGrantError when another incarnation is there, LayoutMismatchError,
@@ -87,14 +97,18 @@ class Peers:
     async def _connect(self, address: str) -> Peer:
         channel = self._network.connect(address)
         timeout_s = self._config.rpc_timeout_s
-        message = pb.ConnectRequest(incarnation=self._incarnation, layout=self._layout.to_proto())
+        message = pb.ConnectRequest(
+            incarnation=self._incarnation, layout=self._layout.to_proto(), offers=self._transports.offers()
+        )
         try:
             answer = await call(pb_grpc.KVTransferServiceStub(channel).Connect(message, timeout=timeout_s))
             self._layout.require_same(KVLayout.from_proto(answer.layout))
+            transport = self._transports.best(answer.transports, address)
         except BaseException:
             await channel.close()
             raise
-        return Peer(answer.incarnation, channel, self._transport.sender(address), answer.credits, timeout_s)
+        logger.info("KV to %s at %s goes by %s", answer.incarnation, address, transport.name)
+        return Peer(answer, channel, transport, address, timeout_s)
 
     async def _drop(self, address: str) -> None:
         if peer := self._peers.pop(address, None):

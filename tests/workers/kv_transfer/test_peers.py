@@ -16,6 +16,7 @@ from workers.errors import DeadlineError, LayoutMismatchError, StaleGrantError, 
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.grpc import GrpcTransport
 from workers.kv_transfer.peers import Peers
+from workers.kv_transfer.transports import Transports
 from workers.worker import Worker
 
 OLD, NEW = "a" * 32, "b" * 32
@@ -26,7 +27,7 @@ class Stage:
         self.network = network
         self.decode = decode
         host = network.host()
-        self.peers = Peers(host, GrpcTransport(host), decode.layout, "f" * 32, make_config().transfer)
+        self.peers = Peers(host, Transports([GrpcTransport(host)]), decode.layout, "f" * 32, make_config().transfer)
 
     def grant(self, incarnation: str = OLD) -> Grant:
         return Grant(1, incarnation, self.decode.address, 10.0, 0, 8)
@@ -57,7 +58,7 @@ def test_a_peer_is_connected_to_once_and_gives_its_credits():
         first, second = await asyncio.gather(stage.peers.get(stage.grant()), stage.peers.get(stage.grant()))
         assert first is second is await stage.peers.get(stage.grant())
         assert (hook.num_seen, first.window._value) == (1, 2)
-        assert stage.peers.incarnations == [OLD]
+        assert [p.incarnation for p in stage.peers.connected] == [OLD]
 
     on_stage(script)
 
@@ -70,7 +71,7 @@ def test_a_replaced_worker_is_a_new_peer_and_its_old_grants_are_refused():
             await old.renew([1], 1.0)
         await stage.launch()
         new = await stage.peers.get(stage.grant(NEW))
-        assert (new.incarnation, stage.peers.incarnations) == (NEW, [NEW])
+        assert [p.incarnation for p in stage.peers.connected] == [new.incarnation] == [NEW]
         with pytest.raises(StaleGrantError):
             await stage.peers.get(stage.grant(OLD))
 
@@ -99,7 +100,7 @@ def test_another_layout_is_refused_by_either_side():
         with pytest.raises(LayoutMismatchError, match="head_dim") as caught:
             await stage.peers.get(stage.grant())
         assert caught.value.param == "head_dim"
-        assert stage.peers.incarnations == []
+        assert stage.peers.connected == []
 
     on_stage(script)
 

@@ -12,10 +12,12 @@ from cluster.sim.loop import run, virtual_loop
 from cluster.sim.network import SimNetwork
 from workers.errors import DeadlineError, FrameError, StaleGrantError, UnavailableError
 from workers.kv_transfer.base import KVSender, Transport
-from workers.kv_transfer.frame import Frame, decode, verify
+from workers.kv_transfer.frame import Buffer, Frame, decode, verify
 from workers.kv_transfer.grpc import GrpcTransport
 from workers.kv_transfer.local import LocalTransport
+from workers.kv_transfer.shm import ShmTransport
 
+every_transport = pytest.mark.parametrize("transport", ["grpc", "local", "shm"])
 FRAME = Frame(7, "a" * 32, 0, 2, 0, 4, bytes(range(256)))
 
 
@@ -25,7 +27,7 @@ class Receiver:
     def __init__(self) -> None:
         self.received: list[bytes] = []
 
-    async def receive(self, data: bytes) -> None:
+    async def receive(self, data: Buffer) -> None:
         frame, checksum = decode(data)
         if frame.grant_id == 99:
             raise StaleGrantError("no more")
@@ -37,9 +39,14 @@ class Receiver:
 def on_stage(transport: str, script: Callable[[KVSender, Receiver], Awaitable[Any]]) -> None:
     async def main() -> None:
         host, receiver = SimNetwork().host(), Receiver()
-        ways: dict[str, Transport] = {"grpc": GrpcTransport(host), "local": LocalTransport()}
+        ways: dict[str, Transport] = {
+            "grpc": GrpcTransport(host),
+            "local": LocalTransport(),
+            "shm": ShmTransport(host),
+        }
         way = ways[transport]
         assert way.name == transport
+        assert way.accepts(way.offer())
         server = host.server()
         way.serve(receiver, server)
         address = await host.listen(server, "h", 0)
@@ -56,7 +63,7 @@ def on_stage(transport: str, script: Callable[[KVSender, Receiver], Awaitable[An
     run(main())
 
 
-@pytest.mark.parametrize("transport", ["grpc", "local"])
+@every_transport
 def test_sending_returns_once_the_frame_is_in_place_and_several_go_at_once(transport):
     async def script(sender: KVSender, receiver: Receiver) -> None:
         await sender.send(FRAME, "r", 5.0)
@@ -68,7 +75,7 @@ def test_sending_returns_once_the_frame_is_in_place_and_several_go_at_once(trans
     on_stage(transport, script)
 
 
-@pytest.mark.parametrize("transport", ["grpc", "local"])
+@every_transport
 def test_errors_keep_their_type(transport):
     async def script(sender: KVSender, receiver: Receiver) -> None:
         with pytest.raises(FrameError, match="checksum"):
@@ -80,7 +87,7 @@ def test_errors_keep_their_type(transport):
     on_stage(transport, script)
 
 
-@pytest.mark.parametrize("transport", ["grpc", "local"])
+@every_transport
 def test_a_send_ends_at_its_deadline(transport):
     async def script(sender: KVSender, receiver: Receiver) -> None:
         with pytest.raises(DeadlineError):

@@ -1,0 +1,103 @@
+"""Controller: desired state against actual. A process that died is started anew at the address where it was, which is
+all that routers and clients need to find it: whoever answers there with another incarnation is a new peer to them."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from workers.errors import KVFerryError
+
+logger = logging.getLogger(__name__)
+
+# Between the death of a process and its replacement, when it has died often: doubled each time up to the most.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+# A process that lived this long has not died often.
+_SETTLED_S = 60.0
+# One that is silent for this long is ended and replaced. Routers have long gone around it.
+_SILENCE_S = 20.0
+
+
+class Health(enum.Enum):
+    STARTING = "starting"
+    ANSWERS = "answers"
+    SILENT = "silent"
+    DEAD = "dead"
+
+
+class Processes(Protocol):
+    """What runs and dies, each by its name."""
+
+    def health(self) -> Mapping[str, Health]:
+        """Of every process that was begun and not ended; asking takes a bounded time."""
+
+    def begin(self, name: str) -> None:
+        """Start one anew where it was, and return at once. Raises KVFerryError."""
+
+    def end(self, name: str) -> None:
+        """Kill it. To end one that is dead is no error."""
+
+    def log(self, name: str) -> Path:
+        """Where the latest of this name wrote."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    began_s: float
+    heard_s: float
+    num_deaths: int = 0
+    # When it is to be begun again; None while it runs.
+    due_s: float | None = None
+
+
+class Controller:
+    """`look` again and again; it never waits for a process to start."""
+
+    def __init__(
+        self, processes: Processes, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._processes = processes
+        self._say = say
+        self._clock = clock
+        self._watched = {name: _Watched(clock(), clock()) for name in processes.health()}
+
+    def look(self) -> None:
+        for name, health in self._processes.health().items():
+            self._judge(name, health, self._watched[name])
+        for name, watched in self._watched.items():
+            if watched.due_s is not None and watched.due_s <= self._clock():
+                self._begin(name, watched)
+
+    def _judge(self, name: str, health: Health, watched: _Watched) -> None:
+        now_s = self._clock()
+        if health in (Health.ANSWERS, Health.STARTING):
+            watched.heard_s = now_s
+        elif health is Health.DEAD:
+            self._lose(name, watched, "died")
+        elif now_s - watched.heard_s >= _SILENCE_S:
+            self._lose(name, watched, f"has been silent for {_SILENCE_S:.0f} s")
+
+    def _lose(self, name: str, watched: _Watched, how: str) -> None:
+        now_s = self._clock()
+        log = self._processes.log(name)
+        self._processes.end(name)
+        if now_s - watched.began_s > _SETTLED_S:
+            watched.num_deaths = 0
+        pause_s = min(_FIRST_PAUSE_S * 2**watched.num_deaths, _LONGEST_PAUSE_S)
+        watched.num_deaths += 1
+        watched.due_s = now_s + pause_s
+        self._say(f"{name} {how}: it is started anew in {pause_s:g} s; see {log}")
+
+    def _begin(self, name: str, watched: _Watched) -> None:
+        watched.due_s = None
+        watched.began_s = watched.heard_s = self._clock()
+        try:
+            self._processes.begin(name)
+        except KVFerryError as error:
+            logger.warning("%s cannot be started: %s", name, error.message)
+            self._lose(name, watched, "could not be started")

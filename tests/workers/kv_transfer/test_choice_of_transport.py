@@ -1,0 +1,87 @@
+"""Which transport two workers take, from what each allows and can."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from cluster.sim.loop import run
+from cluster.sim.network import SimNetwork
+from tests.factories import make_request, make_worker
+from tests.fake_model import expected_tokens
+from tests.workers.pair import copy_of
+from workers.errors import ConfigError, LayoutMismatchError
+from workers.kv_transfer.shm import ShmTransport
+from workers.kv_transfer.transports import open_transports
+
+
+def ask(prefill_setting: str, decode_setting: str) -> tuple[list[int], list[str]]:
+    """The tokens of one answer, and the transports in use."""
+
+    async def main() -> tuple[list[int], list[str]]:
+        network = SimNetwork()
+        prefill, decode = (
+            make_worker(network.host(), incarnation=f"{i:032x}", transfer={"transport": setting})
+            for i, setting in enumerate((prefill_setting, decode_setting))
+        )
+        await prefill.start()
+        await decode.start()
+        request = make_request(20)
+        try:
+            grant = decode.reserve(copy_of(request))
+            (first,) = await prefill.prefill(copy_of(request), grant)
+            tokens = list(first.token_ids)
+            async for step in decode.outputs.stream("router-1"):
+                tokens += [token for output in step for token in output.token_ids]
+                if step[-1].finish_reason:
+                    break
+            return tokens, [peer.transport for peer in prefill.stats().peers]
+        finally:
+            await prefill.stop()
+            await decode.stop()
+
+    return run(main())
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "taken"),
+    [
+        ("auto", "auto", "shm"),
+        ("auto", "grpc", "grpc"),
+        ("grpc", "auto", "grpc"),
+        ("shm", "auto", "shm"),
+        ("auto", "shm", "shm"),
+        ("shm", "shm", "shm"),
+        ("grpc", "grpc", "grpc"),
+    ],
+)
+def test_the_best_that_both_allow_is_taken_and_told(prefill, decode, taken):
+    request = make_request(20)
+    assert ask(prefill, decode) == (expected_tokens(request.prompt_token_ids, request.params), [taken])
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [("shm", "grpc"), ("grpc", "shm")])
+def test_two_that_have_none_in_common_are_refused_by_name(prefill, decode):
+    with pytest.raises(LayoutMismatchError, match=f"cannot go by {prefill} .* takes nothing from here") as caught:
+        ask(prefill, decode)
+    assert caught.value.param == "transport"
+
+
+def test_another_host_is_served_by_grpc_when_auto_and_refused_when_shm_is_forced(monkeypatch):
+    # Two hosts are two worlds of process ids: what one offers, the other cannot open.
+    monkeypatch.setattr(ShmTransport, "accepts", lambda self, offer: False)
+    assert ask("auto", "auto")[1] == ["grpc"]
+    with pytest.raises(LayoutMismatchError, match="cannot go by shm"):
+        ask("shm", "auto")
+
+
+def test_a_machine_without_shared_memory_says_so_at_once(monkeypatch):
+    def no_memfd(name: str, flags: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "memfd_create", no_memfd)
+    network = SimNetwork().host()
+    with pytest.raises(ConfigError, match=r"memfd .* set transfer\.transport: grpc"):
+        open_transports("shm", network)
+    assert list(open_transports("auto", network).offers()) == ["grpc"]

@@ -1,0 +1,128 @@
+"""Shared memory between real processes, and what a late or dead one can do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from cluster.sim.loop import run
+from cluster.sim.network import SimNetwork
+from workers.errors import DeadlineError, FrameError
+from workers.kv_transfer.frame import Buffer, Frame, decode
+from workers.kv_transfer.shm import Mappings, Segment, ShmTransport
+
+FIRST = Frame(7, "a" * 32, 0, 2, 0, 4, b"first" * 100)
+SECOND = Frame(8, "a" * 32, 0, 2, 0, 4, b"other" * 100)
+
+# Writes the frame, tells where it lies, and waits to be killed.
+_SENDER = """
+import sys
+from workers.kv_transfer.frame import Frame
+from workers.kv_transfer.shm import Segment
+segment = Segment(4096)
+print(segment.write(Frame(7, "a" * 32, 0, 2, 0, 4, b"first" * 100), "r").hex(), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def sending_process():
+    """The place of FIRST in another process's memory, and that process."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _SENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield bytes.fromhex(process.stdout.readline()), process
+        finally:
+            process.kill()
+
+
+def test_a_frame_of_another_process_is_read_in_place_and_outlives_it():
+    with sending_process() as (place, process):
+        mappings = Mappings()
+        frame, _ = decode(mappings.view(place))
+        assert bytes(frame.payload) == FIRST.payload
+        process.kill()
+        process.wait()
+        assert bytes(frame.payload) == FIRST.payload
+        with pytest.raises(FrameError, match=f"process {process.pid} cannot be read here"):
+            Mappings().view(place)
+
+
+def test_a_descriptor_that_is_another_segment_now_is_not_taken_for_the_old_one():
+    old = Segment(100)
+    place = old.place(50)
+    old.close()
+    new = Segment(100)
+    assert new.place()[:8] == place[:8], "the test needs the descriptor to be used again"
+    with pytest.raises(FrameError, match="not the segment"):
+        Mappings().view(place)
+    new.close()
+
+
+def test_memory_that_the_receiver_may_still_read_is_never_written_again():
+    held: list[memoryview] = []
+
+    class Slow:
+        async def receive(self, data: Buffer) -> None:
+            held.append(memoryview(data))
+            if len(held) == 1:
+                await asyncio.sleep(100)
+
+    async def main() -> None:
+        host = SimNetwork().host()
+        transport, server = ShmTransport(host), host.server()
+        transport.serve(Slow(), server)
+        sender = transport.sender(await host.listen(server, "h", 0))
+        with pytest.raises(DeadlineError):
+            await sender.send(FIRST, "r", 1.0)
+        await sender.send(SECOND, "r", 1.0)
+        assert [bytes(decode(data)[0].payload) for data in held] == [FIRST.payload, SECOND.payload]
+        await sender.send(FIRST, "r", 1.0)
+        # What the receiver has answered for is used again.
+        assert bytes(decode(held[1])[0].payload) == FIRST.payload
+        await sender.close()
+        await server.stop(None)
+
+    run(main())
+
+
+def test_senders_leave_nothing_open_and_receivers_keep_a_bounded_number():
+    def num_open() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    class Receiver:
+        async def receive(self, data: Buffer) -> None:
+            decode(data)
+
+    async def main() -> None:
+        host = SimNetwork().host()
+        transport, server = ShmTransport(host), host.server()
+        transport.serve(Receiver(), server)
+        address = await host.listen(server, "h", 0)
+        before = num_open()
+        for size in (10, 1000, 10, 5000) * 10:
+            sender = transport.sender(address)
+            await asyncio.gather(*(sender.send(Frame(1, "a" * 32, 0, 1, 0, 1, bytes(size)), "r", 1.0) for _ in "abcd"))
+            await sender.close()
+        assert num_open() - before == len(transport._mappings._mapped) == 64
+        await server.stop(None)
+
+    run(main())
+
+
+def test_what_this_host_cannot_read_is_not_accepted():
+    transport = ShmTransport(SimNetwork().host())
+    segment = Segment(1)
+    place = segment.place()
+    segment.close()
+    assert not transport.accepts(place)
+    assert not transport.accepts(b"nonsense")

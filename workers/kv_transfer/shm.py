@@ -1,0 +1,168 @@
+"""KV through shared memory on one host: the sender writes a frame into memory that the receiver maps and copies out of.
+
+The memory is a memfd: it has no name that could leak, and goes with its process. The receiver opens it by way of
+/proc/<pid>/fd, which works for processes of one user that see each other's ids; `accepts` tries just that. Only where
+a frame lies crosses the network, as one small gRPC call a frame.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import struct
+from collections import OrderedDict
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from workers.errors import ConfigError, FrameError, KVFerryError, StaleGrantError
+from workers.kv_transfer.base import KVReceiver
+from workers.kv_transfer.frame import HEADER_BYTES, Frame, encode_into
+from workers.rpc import Network, abort_with, call
+
+_SERVICE, _METHOD = "kvferry.v1.KVFrames", "PutShared"
+# pid, file descriptor, the segment's token, bytes of the frame
+_PLACE = struct.Struct("<II16sQ")
+_TOKEN_BYTES = 16
+# Mappings that a receiver keeps; one more costs the unmapping of the least recently used.
+_MAX_MAPPINGS = 64
+
+
+class Segment:
+    """Memory for one frame at a time: a token that no other segment has, then the frame."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self._fd = os.memfd_create("kvferry", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, _TOKEN_BYTES + num_bytes)
+        self._memory = mmap.mmap(self._fd, _TOKEN_BYTES + num_bytes)
+        self._memory[:_TOKEN_BYTES] = self._token
+
+    def write(self, frame: Frame, request_id: str) -> bytes:
+        """The place of the encoded frame."""
+        with memoryview(self._memory) as whole, whole[_TOKEN_BYTES:] as room:
+            return self.place(encode_into(room, frame, request_id))
+
+    def place(self, num_bytes: int = 0) -> bytes:
+        return _PLACE.pack(os.getpid(), self._fd, self._token, num_bytes)
+
+    def close(self) -> None:
+        """Whoever has it mapped keeps what is in it."""
+        self._memory.close()
+        os.close(self._fd)
+
+
+class Mappings:
+    """Segments of other processes, mapped to be read."""
+
+    def __init__(self) -> None:
+        self._mapped: OrderedDict[bytes, memoryview] = OrderedDict()
+
+    def view(self, place: bytes) -> memoryview:
+        """The frame at `place`. Raises FrameError when this process cannot see it."""
+        pid, fd, token, num_bytes = _PLACE.unpack(place)
+        if token not in self._mapped:
+            self._mapped[token] = _map(pid, fd, token)
+        self._mapped.move_to_end(token)
+        if len(self._mapped) > _MAX_MAPPINGS:
+            # Unmapped once the last view into it is gone.
+            self._mapped.popitem(last=False)
+        return self._mapped[token][_TOKEN_BYTES : _TOKEN_BYTES + num_bytes]
+
+
+def _map(pid: int, fd: int, token: bytes) -> memoryview:
+    try:
+        own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            whole = memoryview(mmap.mmap(own, 0, access=mmap.ACCESS_READ))
+        finally:
+            os.close(own)
+    except (OSError, ValueError) as error:
+        raise FrameError(f"the shared memory of process {pid} cannot be read here: {error}") from error
+    if whole[:_TOKEN_BYTES] != token:
+        raise FrameError(f"file descriptor {fd} of process {pid} is not the segment that was sent")
+    return whole
+
+
+class ShmSender:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+        self._put: Any = channel.unary_unary(f"/{_SERVICE}/{_METHOD}")
+        # As many as frames were ever under way at once.
+        self._idle: list[Segment] = []
+
+    async def send(self, frame: Frame, request_id: str, timeout_s: float) -> None:
+        segment = self._take(HEADER_BYTES + len(frame.payload))
+        try:
+            await call(self._put(segment.write(frame, request_id), timeout=timeout_s))
+        except (FrameError, StaleGrantError):
+            # The receiver has answered: it reads no more.
+            self._idle.append(segment)
+            raise
+        except BaseException:
+            # It may still be reading: nobody writes there again.
+            segment.close()
+            raise
+        self._idle.append(segment)
+
+    async def close(self) -> None:
+        for segment in self._idle:
+            segment.close()
+        self._idle.clear()
+        await self._channel.close()
+
+    def _take(self, num_bytes: int) -> Segment:
+        if not self._idle:
+            return Segment(num_bytes)
+        segment = self._idle.pop()
+        if segment.num_bytes >= num_bytes:
+            return segment
+        segment.close()
+        return Segment(num_bytes)
+
+
+class ShmTransport:
+    name = "shm"
+
+    def __init__(self, network: Network) -> None:
+        """Raises ConfigError where processes cannot share memory so."""
+        self._network = network
+        self._mappings = Mappings()
+        try:
+            self._probe = Segment(1)
+            Mappings().view(self._probe.place())
+        except (AttributeError, OSError, FrameError) as error:
+            raise ConfigError(
+                f"transport shm needs memfd and /proc, which do not work here ({error}); set transfer.transport: grpc",
+                param="transfer.transport",
+            ) from error
+
+    def sender(self, address: str) -> ShmSender:
+        return ShmSender(self._network.connect(address, bulk=True))
+
+    def serve(self, receiver: KVReceiver, server: grpc.aio.Server) -> None:
+        async def put(place: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            try:
+                await receiver.receive(self._mappings.view(place))
+            except KVFerryError as error:
+                await abort_with(context, error)
+            return b""
+
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {_METHOD: grpc.unary_unary_rpc_method_handler(put)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+
+    def reachable(self, receiver: KVReceiver, address: str) -> None:
+        pass
+
+    def offer(self) -> bytes:
+        return self._probe.place()
+
+    def accepts(self, offer: bytes) -> bool:
+        try:
+            Mappings().view(offer)
+        except (FrameError, struct.error):
+            return False
+        return True
