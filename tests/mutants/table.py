@@ -289,6 +289,14 @@ MEANING = (
         (f"{_TOKEN_1_TESTS}::test_usage_counts_token_1_and_exactly_the_prompt_tokens_that_were_not_computed",),
     ),
     Mutant(
+        "prompt logprobs are computed though the prompt's KV is known",
+        "C4",
+        SCHEDULER,
+        "usable = 0 if request.wants_prompt_logprobs else request.num_tokens - 1",
+        "usable = request.num_tokens - 1",
+        ("tests/workers/engine/test_sampling_params.py::test_a_cached_prefix_hides_no_prompt_logprobs",),
+    ),
+    Mutant(
         "cached_tokens are told with token 1",
         "C8",
         ENGINE,
