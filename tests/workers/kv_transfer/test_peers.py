@@ -15,6 +15,7 @@ from tests.factories import make_config, make_worker
 from workers.errors import DeadlineError, LayoutMismatchError, StaleGrantError, UnavailableError
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.grpc import GrpcTransport
+from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.peers import Peers
 from workers.kv_transfer.transports import Transports
 from workers.worker import Worker
@@ -103,6 +104,22 @@ def test_another_layout_is_refused_by_either_side():
         assert stage.peers.connected == []
 
     on_stage(script)
+
+
+def test_another_layout_is_refused_by_the_asking_side_too(monkeypatch):
+    async def script(stage: Stage) -> None:
+        layout = stage.decode.layout
+        # A peer that does not look.
+        monkeypatch.setattr(type(layout), "require_same", _unless_it_is(layout, type(layout).require_same))
+        stage.peers._layout = replace(layout, head_dim=64)
+        with pytest.raises(LayoutMismatchError, match="head_dim"):
+            await stage.peers.get(stage.grant())
+
+    on_stage(script)
+
+
+def _unless_it_is(careless: KVLayout, require_same: Callable[[KVLayout, KVLayout], None]) -> Callable[..., None]:
+    return lambda mine, theirs: None if mine is careless else require_same(mine, theirs)
 
 
 def test_a_peer_that_does_not_answer_ends_the_wait_at_its_deadline():

@@ -1,0 +1,59 @@
+"""The table of defences does not rot, and what judges a run of it is right; `make mutants` does the runs."""
+
+from __future__ import annotations
+
+import ast
+import functools
+
+import pytest
+
+from tests.mutants.__main__ import ROOT, fault_of, faults_of
+from tests.mutants.table import MUTANTS, Mutant
+
+
+@functools.cache
+def source_of(file: str) -> str:
+    return (ROOT / file).read_text(encoding="utf-8")
+
+
+@functools.cache
+def functions_in(file: str) -> set[str]:
+    return {node.name for node in ast.parse(source_of(file)).body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_each_defence_is_where_the_table_says_and_its_tests_exist(mutant):
+    source = source_of(mutant.file)
+    assert source.count(mutant.snippet) == 1
+    ast.parse(source.replace(mutant.snippet, mutant.replacement))
+    assert mutant.tests
+    for test in mutant.tests:
+        file, _, name = test.partition("::")
+        assert name.partition("[")[0] in functions_in(file)
+
+
+def test_names_are_told_apart():
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [("assert twice(2) == 4", ""), ("twice(no_such_name)", "breaks with NameError instead of failing")],
+)
+def test_a_defence_counts_as_tested_when_its_test_fails_without_it_and_not_when_it_breaks(tmp_path, body, fault):
+    (tmp_path / "code.py").write_text("def twice(n):\n    return n * 2\n")
+    (tmp_path / "test_it.py").write_text(f"from code import twice\n\ndef test_it():\n    {body}\n")
+    found = faults_of(tmp_path, Mutant("doubling", "", "code.py", "n * 2", "n", ("test_it.py::test_it",)))
+    assert found == ([f"doubling: test_it.py::test_it {fault}"] if fault else [])
+    assert "n * 2" in (tmp_path / "code.py").read_text()
+
+
+def test_a_run_that_passes_or_has_no_tests_is_no_proof():
+    assert fault_of(0, "1 passed") == "passes"
+    assert fault_of(4, "not found") == "does not run: pytest's exit code is 4"
+
+
+def test_a_snippet_that_is_gone_is_a_fault(tmp_path):
+    (tmp_path / "code.py").write_text("x = 1\n")
+    mutant = Mutant("gone", "", "code.py", "y = 1", "y = 2", ())
+    assert faults_of(tmp_path, mutant) == ["gone: its snippet is in code.py 0 times, not once"]
