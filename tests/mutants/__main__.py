@@ -18,7 +18,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from tests.mutants.table import MUTANTS, Mutant
+from tests.mutants.mutant import Mutant
+from tests.mutants.table import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("cluster", "router", "workers", "protos", "tests")

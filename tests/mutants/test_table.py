@@ -8,7 +8,8 @@ import functools
 import pytest
 
 from tests.mutants.__main__ import ROOT, fault_of, faults_of
-from tests.mutants.table import MUTANTS, Mutant
+from tests.mutants.mutant import Mutant
+from tests.mutants.table import MUTANTS
 
 
 @functools.cache

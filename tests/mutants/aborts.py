@@ -1,0 +1,107 @@
+"""Aborts and leaks: every block is free again on both sides, whatever the order of events."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+DECODE = "workers/decode.py"
+PREFILL = "workers/prefill.py"
+ENGINE = "workers/engine/engine.py"
+SCHEDULER = "workers/engine/scheduler.py"
+ROUTER = "router/router.py"
+DECODE_TESTS = "tests/workers/test_decode.py"
+PREFILL_TESTS = "tests/workers/test_prefill.py"
+ABORT_TESTS = "tests/workers/engine/test_engine_aborts.py"
+ROUTER_TESTS = "tests/router/test_router.py"
+
+ABORTS = (
+    Mutant(
+        "a request aborted in its last prefill step gets no output",
+        "A3",
+        ENGINE,
+        "if self.requests.get(request.request_id) is not request:",
+        "if False:",
+        (
+            "tests/workers/test_abort_races.py::test_an_abort_that_races_the_end_of_prefill_harms_nobody",
+            f"{ABORT_TESTS}::test_blocks_of_a_request_aborted_during_a_step_are_given_away_only_when_it_is_over",
+        ),
+    ),
+    Mutant(
+        "an abort of an unknown id is no error",
+        "A4",
+        ENGINE,
+        "request = self.requests.get(request_id)",
+        "request = self.requests[request_id]",
+        ("tests/workers/test_worker.py::test_aborting_what_is_not_there_is_no_error",),
+    ),
+    Mutant(
+        "a release of an unknown grant is no error",
+        "A4",
+        DECODE,
+        "hand_off = self._hand_offs.get(message.grant_id)",
+        "hand_off = self._hand_offs[message.grant_id]",
+        (f"{DECODE_TESTS}::test_an_end_of_something_unknown_is_no_error",),
+    ),
+    Mutant(
+        "an abort before anything was allocated finds its request",
+        "A4",
+        SCHEDULER,
+        "elif request.status is not RequestStatus.FINISHED:",
+        "elif request.status is RequestStatus.PREEMPTED:",
+        (f"{ABORT_TESTS}::test_an_abort_between_steps_frees_everything_at_once[waiting]",),
+    ),
+    Mutant(
+        "blocks of a request that ends during a step wait for the step's end",
+        "B1",
+        ENGINE,
+        "if self._in_step.get(request.request_id) is request:",
+        "if False:",
+        (f"{ABORT_TESTS}::test_blocks_of_a_request_aborted_during_a_step_are_given_away_only_when_it_is_over",),
+    ),
+    Mutant(
+        "blocks under a write are quarantined until it is over",
+        "B1",
+        DECODE,
+        "hand_off.request.hold_blocks = True",
+        "pass",
+        (f"{DECODE_TESTS}::test_blocks_under_a_write_are_quarantined_until_it_is_over_and_its_late_bytes_harm_nobody",),
+    ),
+    Mutant(
+        "a lease ends by its own timer",
+        "A11",
+        DECODE,
+        "call_later(self._config.lease_s",
+        "call_later(1e6",
+        (
+            f"{DECODE_TESTS}::test_a_lease_that_runs_out_frees_the_blocks_on_time_and_tells_the_router",
+            "tests/workers/test_worker.py::test_grants_that_nobody_uses_run_out_by_themselves_in_a_full_pool",
+        ),
+    ),
+    Mutant(
+        "a hand-off that fails gives its grant back",
+        "A10",
+        PREFILL,
+        'if reason != "committed":',
+        "if False:",
+        (f"{PREFILL_TESTS}::test_a_cancelled_prefill_ends_the_request_and_gives_the_grant_back",),
+    ),
+    Mutant(
+        "prefill keeps blocks that are still being sent",
+        "B1",
+        PREFILL,
+        "request.hold_blocks = True",
+        "pass",
+        (f"{PREFILL_TESTS}::test_what_is_held_for_sending_counts_as_in_use",),
+    ),
+    Mutant(
+        "an attempt has an id of its own, which late aborts do not meet",
+        "A8",
+        ROUTER,
+        'attempt_id = f"',
+        'attempt_id = request.request_id or f"',
+        (
+            f"{ROUTER_TESTS}::test_an_abort_of_an_earlier_attempt_that_comes_late_does_not_end_the_next",
+            f"{ROUTER_TESTS}::test_a_failure_of_an_earlier_attempt_that_is_heard_of_late_does_not_end_the_next",
+        ),
+    ),
+)

@@ -1,0 +1,101 @@
+"""Deaths, restarts and pools that are too small: the rest goes on unharmed."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+PREFILL = "workers/prefill.py"
+SCHEDULER = "workers/engine/scheduler.py"
+PEERS = "workers/kv_transfer/peers.py"
+DECODE_TESTS = "tests/workers/test_decode.py"
+PREFILL_TESTS = "tests/workers/test_prefill.py"
+PEERS_TESTS = "tests/workers/kv_transfer/test_peers.py"
+ENGINE_TESTS = "tests/workers/engine/test_engine.py"
+PREEMPTION_TESTS = "tests/workers/engine/test_preemption.py"
+SCHEDULER_TESTS = "tests/workers/engine/test_scheduler.py"
+
+PRESSURE = (
+    Mutant(
+        "a handed-over request that is preempted waits for a step, not for KV",
+        "D7",
+        SCHEDULER,
+        "self.waiting.appendleft(victim)",
+        "self.waiting_for_kv[victim.request_id] = victim",
+        ("tests/workers/test_commit.py::test_a_handed_over_request_that_is_preempted_is_computed_here_and_finishes",),
+    ),
+    Mutant(
+        "a preempted request computes its KV again",
+        "D7",
+        SCHEDULER,
+        "victim.num_computed_tokens = ",
+        "",
+        (f"{SCHEDULER_TESTS}::test_preemption_takes_the_latest_arrival_and_starts_it_again_first",),
+    ),
+    Mutant(
+        "preemption takes the latest arrival",
+        "D8",
+        SCHEDULER,
+        "key=lambda r: r.arrival",
+        "key=lambda r: -r.arrival",
+        (
+            f"{PREEMPTION_TESTS}::test_nobody_gives_way_to_a_later_arrival_and_a_cascade_ends",
+            f"{ENGINE_TESTS}::test_preemption_changes_no_answer_and_takes_the_latest_arrival",
+        ),
+    ),
+    Mutant(
+        "a newcomer leaves room for the growth of what runs",
+        "D8",
+        SCHEDULER,
+        "return len(self.running)",
+        "return 0",
+        (f"{PREEMPTION_TESTS}::test_a_newcomer_leaves_the_block_that_each_running_request_needs_next",),
+    ),
+    Mutant(
+        "a request whose KV is being sent is not preempted",
+        "D8",
+        SCHEDULER,
+        "(r for r in self.running if not r.hold_blocks)",
+        "self.running",
+        (f"{SCHEDULER_TESTS}::test_a_request_whose_kv_is_being_read_is_not_preempted",),
+    ),
+    Mutant(
+        "no grant takes the room that a preempted request waits for",
+        "D10",
+        SCHEDULER,
+        "if any(not r.block_table for r in self.waiting):",
+        "if False:",
+        (f"{SCHEDULER_TESTS}::test_room_is_not_promised_while_a_preempted_request_waits_for_it",),
+    ),
+    Mutant(
+        "no more frames are in flight than the receiver gave credits for",
+        "D5",
+        PREFILL,
+        "async with shipment.peer.window:",
+        "if True:",
+        (f"{PREFILL_TESTS}::test_no_more_frames_are_in_flight_than_credits_were_given",),
+    ),
+    Mutant(
+        "a long prefill renews its lease",
+        "D9",
+        PREFILL,
+        "while self._shipments:",
+        "while False:",
+        (f"{PREFILL_TESTS}::test_renewal_keeps_a_prefill_alive_that_takes_many_leases",),
+    ),
+    Mutant(
+        "a call to a peer has a deadline",
+        "D3",
+        PEERS,
+        "self._stub.Commit(message, timeout=self._timeout_s)",
+        "self._stub.Commit(message)",
+        (f"{PREFILL_TESTS}::test_a_message_that_gets_lost_ends_the_hand_off_within_its_deadline",),
+    ),
+    Mutant(
+        "a worker replaced at the same address is another peer",
+        "D1",
+        PEERS,
+        "if peer is None or peer.incarnation != grant.incarnation:",
+        "if peer is None:",
+        (f"{PEERS_TESTS}::test_a_replaced_worker_is_a_new_peer_and_its_old_grants_are_refused",),
+    ),
+)

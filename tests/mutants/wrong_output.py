@@ -1,0 +1,136 @@
+"""Wrong output: found before the first token that depends on it, never an answer."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+DECODE = "workers/decode.py"
+PREFIX_CACHE = "workers/engine/prefix_cache.py"
+FRAME = "workers/kv_transfer/frame.py"
+PEERS = "workers/kv_transfer/peers.py"
+ROUTER = "router/router.py"
+DECODE_TESTS = "tests/workers/test_decode.py"
+FRAME_TESTS = "tests/workers/kv_transfer/test_frame.py"
+PEERS_TESTS = "tests/workers/kv_transfer/test_peers.py"
+CACHE_TESTS = "tests/workers/engine/test_prefix_cache.py"
+ROUTER_TESTS = "tests/router/test_router.py"
+
+WRONG_OUTPUT = (
+    Mutant(
+        "a commit counts frames and bytes and sees that the whole range came",
+        "B8",
+        DECODE,
+        "if not complete or (",
+        "if False and (",
+        (
+            "tests/workers/test_commit.py::test_kv_of_a_commit_that_is_refused_never_enters_the_prefix_cache",
+            f"{DECODE_TESTS}::test_a_commit_without_every_byte_is_refused_frees_the_blocks_and_tells_the_router",
+        ),
+    ),
+    Mutant(
+        "a commit waits for no frame that is still being written",
+        "B8",
+        DECODE,
+        " and not hand_off.num_writing\n",
+        "\n",
+        ("tests/workers/test_commit.py::test_a_commit_that_counts_only_what_is_written_so_far_is_refused",),
+    ),
+    Mutant(
+        "every frame's checksum is verified",
+        "B8",
+        FRAME,
+        "if _checksum(request_id, _fields(frame), frame.payload) != checksum:",
+        "if False:",
+        (
+            f"{DECODE_TESTS}::test_a_damaged_frame_is_refused_whatever_byte_it_is_and_the_true_one_is_still_welcome",
+            f"{ROUTER_TESTS}::test_a_damaged_frame_is_never_an_answer",
+        ),
+    ),
+    Mutant(
+        "a checksum is bound to its request",
+        "B8",
+        FRAME,
+        "xxhash.xxh3_64(request_id.encode())",
+        'xxhash.xxh3_64(b"")',
+        (f"{FRAME_TESTS}::test_a_frame_of_another_request_is_found",),
+    ),
+    Mutant(
+        "a frame outside its grant's range is refused",
+        "B9",
+        DECODE,
+        "if not inside or",
+        "if False and",
+        (f"{DECODE_TESTS}::test_frames_that_belong_elsewhere_are_refused",),
+    ),
+    Mutant(
+        "a frame that overlaps another is refused",
+        "B8",
+        DECODE,
+        "if any(frame.overlaps(other)",
+        "if any(False and frame.overlaps(other)",
+        (f"{DECODE_TESTS}::test_a_frame_sent_twice_counts_once_and_one_that_overlaps_is_refused",),
+    ),
+    Mutant(
+        "a grant is good for one incarnation",
+        "B2",
+        DECODE,
+        "        if incarnation != self._incarnation:",
+        "        if False:",
+        (
+            f"{DECODE_TESTS}::test_frames_that_belong_elsewhere_are_refused",
+            f"{DECODE_TESTS}::test_a_commit_for_another_incarnation_is_refused_and_harms_nothing",
+        ),
+    ),
+    Mutant(
+        "layouts are compared before any KV moves",
+        "B6",
+        PEERS,
+        "self._layout.require_same(KVLayout.from_proto(answer.layout))",
+        "KVLayout.from_proto(answer.layout)",
+        (f"{PEERS_TESTS}::test_another_layout_is_refused_by_the_asking_side_too",),
+    ),
+    Mutant(
+        "block hashes depend on the salt",
+        "B10",
+        PREFIX_CACHE,
+        "\\0{request.cache_salt}",
+        "",
+        (
+            f"{CACHE_TESTS}::test_another_salt_or_model_shares_no_block",
+            f"{CACHE_TESTS}::test_a_request_finds_what_one_of_its_salt_has_published_and_no_other_does",
+            "tests/router/test_prefix_caching.py::test_salts_keep_equal_prompts_apart",
+        ),
+    ),
+    Mutant(
+        "block hashes depend on the model",
+        "B10",
+        PREFIX_CACHE,
+        'f"{self._fingerprint}',
+        'f"',
+        (f"{CACHE_TESTS}::test_another_salt_or_model_shares_no_block",),
+    ),
+    Mutant(
+        "block hashes depend on all tokens before",
+        "B10",
+        PREFIX_CACHE,
+        "xxhash.xxh3_128_digest(parent + unit)",
+        "xxhash.xxh3_128_digest(unit)",
+        (f"{CACHE_TESTS}::test_equal_tokens_in_another_place_are_another_block",),
+    ),
+    Mutant(
+        "a token comes to the client once",
+        "C6",
+        ROUTER,
+        "seen = have - output.index",
+        "seen = 0",
+        (f"{ROUTER_TESTS}::test_outputs_sent_twice_reach_the_client_once",),
+    ),
+    Mutant(
+        "a token that is missing is asked for again",
+        "C6",
+        ROUTER,
+        "if output.index > have:",
+        "if False:",
+        (f"{ROUTER_TESTS}::test_outputs_that_get_lost_are_missed_and_asked_for_again",),
+    ),
+)
