@@ -10,14 +10,67 @@ SCHEDULER = "workers/engine/scheduler.py"
 PREFILL_TESTS = "tests/workers/test_prefill.py"
 TOKEN_1_TESTS = "tests/router/test_token_1.py"
 
-# C3, n > 1 in one hand-off, belongs here.
+CHOICES_TESTS = "tests/router/test_choices.py"
+DRAFTS_TESTS = "tests/workers/engine/test_drafts.py"
+
 MEANING = (
+    Mutant(
+        "token 1 of every choice is handed over",
+        "C3",
+        "workers/prefill.py",
+        "first_token_ids=running,",
+        "first_token_ids=dict(list(running.items())[:1]),",
+        (f"{CHOICES_TESTS}::test_c3_all_samples_of_one_request_share_one_hand_off_and_all_end",),
+    ),
+    Mutant(
+        "a commit of other choices than were asked for ends the hand-off",
+        "C3",
+        "workers/decode.py",
+        "self._verify_choices(message.first_token_ids, hand_off)",
+        "pass",
+        (
+            "tests/workers/test_hand_off_choices.py"
+            "::test_a_commit_of_choices_that_nobody_asked_for_or_of_none_ends_the_hand_off",
+        ),
+    ),
+    Mutant(
+        "every choice has the end of the prompt in a block of its own",
+        "C3",
+        "workers/engine/scheduler.py",
+        "for r in starting if r.copy_source is not None",
+        "for r in starting if False",
+        ("tests/workers/engine/test_choices.py::test_every_choice_is_answered_as_if_it_were_alone",),
+    ),
+    Mutant(
+        "a draft is kept only when it is what is sampled",
+        "-",
+        "workers/engine/engine.py",
+        "drafts[count - 1] == token.token_id",
+        "drafts",
+        (f"{DRAFTS_TESTS}::test_answers_are_the_same_in_fewer_steps",),
+    ),
+    Mutant(
+        "the KV of a wrong draft does not count",
+        "-",
+        "workers/engine/engine.py",
+        "len(scheduled.token_ids) - len(drafts) + num_right",
+        "len(scheduled.token_ids)",
+        (f"{DRAFTS_TESTS}::test_answers_are_the_same_in_fewer_steps",),
+    ),
+    Mutant(
+        "drafts take only what the prompts leave of a step",
+        "-",
+        "workers/engine/scheduler.py",
+        "budget - sum(shares)",
+        "budget",
+        (f"{DRAFTS_TESTS}::test_answers_are_the_same_in_fewer_steps",),
+    ),
     Mutant(
         "an answer that token 1 ends is not handed over",
         "C1",
         PREFILL,
-        "if output.finish_reason is not None:",
-        "if False:",
+        " for output in outputs if output.finish_reason is None}",
+        " for output in outputs}",
         (
             f"{TOKEN_1_TESTS}::test_what_ends_an_answer_ends_it_at_token_1_too[1P1D-length]",
             f"{PREFILL_TESTS}::test_an_answer_that_token_1_ends_goes_no_further",
@@ -27,8 +80,8 @@ MEANING = (
         "EOS, stop tokens and the length limit are applied to token 1",
         "C2",
         ENGINE,
-        "reason = finish_reason_of(",
-        "reason = None if not index else finish_reason_of(",
+        "return finish_reason_of(",
+        "return None if request.num_output_tokens == 1 else finish_reason_of(",
         (
             f"{TOKEN_1_TESTS}::test_what_ends_an_answer_ends_it_at_token_1_too[1P1D-EOS]",
             f"{TOKEN_1_TESTS}::test_what_ends_an_answer_ends_it_at_token_1_too[1P1D-stop token]",

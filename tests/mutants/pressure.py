@@ -16,6 +16,14 @@ SCHEDULER_TESTS = "tests/workers/engine/test_scheduler.py"
 
 PRESSURE = (
     Mutant(
+        "with no decode worker left a prefill worker decodes",
+        "D1",
+        "router/pool.py",
+        'return True, "no decode worker answers: prefill workers decode"',
+        "pass",
+        ("tests/router/test_router.py::test_with_no_decode_worker_left_a_prefill_worker_decodes_until_one_is_back",),
+    ),
+    Mutant(
         "a handed-over request that is preempted waits for a step, not for KV",
         "D7",
         SCHEDULER,
@@ -35,8 +43,8 @@ PRESSURE = (
         "preemption takes the latest arrival",
         "D8",
         SCHEDULER,
-        "key=lambda r: r.arrival",
-        "key=lambda r: -r.arrival",
+        "key=lambda r: (r.arrival, r.choice)",
+        "key=lambda r: (-r.arrival, r.choice)",
         (
             f"{PREEMPTION_TESTS}::test_nobody_gives_way_to_a_later_arrival_and_a_cascade_ends",
             f"{ENGINE_TESTS}::test_preemption_changes_no_answer_and_takes_the_latest_arrival",

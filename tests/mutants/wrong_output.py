@@ -17,6 +17,25 @@ ROUTER_TESTS = "tests/router/test_router.py"
 
 WRONG_OUTPUT = (
     Mutant(
+        "shared memory that a receiver may still read is not written again",
+        "B1",
+        "workers/kv_transfer/shm.py",
+        "            segment.close()\n            raise",
+        "            self._idle.append(segment)\n            raise",
+        ("tests/workers/kv_transfer/test_shm.py::test_memory_that_the_receiver_may_still_read_is_never_written_again",),
+    ),
+    Mutant(
+        "a segment is known by its token, not by its file descriptor",
+        "B1",
+        "workers/kv_transfer/shm.py",
+        "if whole[:_TOKEN_BYTES] != token:",
+        "if False:",
+        (
+            "tests/workers/kv_transfer/test_shm.py"
+            "::test_a_descriptor_that_is_another_segment_now_is_not_taken_for_the_old_one",
+        ),
+    ),
+    Mutant(
         "a commit counts frames and bytes and sees that the whole range came",
         "B8",
         DECODE,

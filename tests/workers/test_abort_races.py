@@ -39,5 +39,7 @@ def test_an_abort_that_races_the_end_of_prefill_harms_nobody(at):
 
 def _lacks_one_step(worker: Worker, request_id: str) -> bool:
     """The step that computes the last of its prompt is under way."""
-    request = worker.engine._in_step.get(request_id)
-    return request is not None and 0 < request.num_prompt_tokens - request.num_computed_tokens <= 16
+    return any(
+        request.request_id == request_id and 0 < request.num_prompt_tokens - request.num_computed_tokens <= 16
+        for request in worker.engine._in_step
+    )
