@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from router.config import RouterConfig
@@ -185,8 +186,8 @@ def _refuse_unknown_keys(data: dict[str, Any], model: type[BaseModel], source: s
         if key not in model.model_fields:
             dotted = ".".join((*place, str(key)))
             raise ConfigError(f"{source}: {dotted}: unknown key; {_nearest(str(key), model, place)}", param=dotted)
-        inner = model.model_fields[key].annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel) and isinstance(value, dict):
+        inner = _group(model.model_fields[key])
+        if inner and isinstance(value, dict):
             _refuse_unknown_keys(value, inner, source, (*place, key))
 
 
@@ -203,12 +204,18 @@ def _nearest(key: str, model: type[BaseModel], place: tuple[str, ...]) -> str:
     return f"known keys here: {', '.join(model.model_fields)}"
 
 
+def _group(field: FieldInfo) -> type[BaseModel] | None:
+    """The keys below a key, also where null may stand for all of them."""
+    kinds = get_args(field.annotation) or (field.annotation,)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
 def _dotted_keys(model: type[BaseModel], place: tuple[str, ...]) -> list[str]:
     keys = []
     for name, field in model.model_fields.items():
         keys.append(".".join((*place, name)))
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys += _dotted_keys(field.annotation, (*place, name))
+        if inner := _group(field):
+            keys += _dotted_keys(inner, (*place, name))
     return keys
 
 

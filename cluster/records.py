@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from protos import router_pb2 as pb
 from protos import worker_pb2
@@ -42,6 +43,12 @@ class Sampling(TypedDict, total=False):
 
 
 class Options(Sampling, total=False):
+    # What the answer must be; one of these at most. A JSON schema is its text or a mapping, a grammar is Lark's.
+    json_schema: str | Mapping[str, Any]
+    json_object: bool
+    regex: str
+    choice: Sequence[str]
+    grammar: str
     # What ends the answer, and whether it is shown too.
     stop: str | Sequence[str]
     include_stop_str_in_output: bool
@@ -118,9 +125,26 @@ def build_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
             cache_salt=options.get("cache_salt", ""),
         )
         _set_prompt(request, prompt)
+        _set_structured_output(request.structured_output, options)
     except (TypeError, ValueError) as exc:
         raise InvalidRequestError(f"the request cannot be sent: {exc}") from None
     return request
+
+
+def _set_structured_output(structured: pb.StructuredOutput, options: Options) -> None:
+    given = [name for name in ("json_schema", "json_object", "regex", "choice", "grammar") if options.get(name)]
+    if len(given) > 1:
+        raise ValueError(f"{given[0]} and {given[1]} both say what the answer must be; leave out one")
+    if schema := options.get("json_schema"):
+        structured.json_schema = schema if isinstance(schema, str) else json.dumps(schema)
+    if options.get("json_object"):
+        structured.json_object = True
+    if regex := options.get("regex"):
+        structured.regex = regex
+    if choice := options.get("choice"):
+        structured.choice.strings.extend(choice)
+    if grammar := options.get("grammar"):
+        structured.grammar = grammar
 
 
 def _set_prompt(request: pb.GenerateRequest, prompt: Prompt) -> None:

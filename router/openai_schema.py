@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from router.answer import TextOptions
 from router.limits import check_best_of, check_num_logprobs
 from router.openai_logprobs import LogprobsWanted
+from router.structured import grammar_of_body
 from workers.errors import InvalidRequestError
 from workers.request import SamplingParams
 
@@ -29,12 +30,6 @@ _NO_OPS: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "audio": (),
     "modalities": (["text"],),
     "prediction": (),
@@ -78,6 +73,13 @@ class _Body(BaseModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     cache_salt: str | None = None
+    # What the answer must be: router/structured.py says what they may hold.
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -129,6 +131,7 @@ class _Body(BaseModel):
             logit_bias=_logit_bias(self.logit_bias or {}),
             logprobs=wanted.logprobs,
             prompt_logprobs=wanted.prompt_logprobs,
+            grammar=grammar_of_body(vars(self)),
             **given,
         )
 

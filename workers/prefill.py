@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from protos import kv_transfer_pb2 as pb
 from workers.config import TransferConfig
 from workers.engine.engine import Engine
-from workers.errors import AbortedError, KVFerryError, StaleGrantError
+from workers.errors import BY_NAME, AbortedError, KVFerryError, StaleGrantError
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.frame import Frame, layers_per_frame
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.peers import Peer, Peers
 from workers.kv_transfer.slots import slots_of
-from workers.request import Request, RequestStatus, TokenOutput
+from workers.request import FinishReason, Request, RequestStatus, TokenOutput
 from workers.rpc import close_quietly
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,10 @@ class Prefill:
         for request_id, of_choices in ours.items():
             shipment = self._shipments[request_id]
             shipment.computed_s = _now()
-            if not shipment.token_1.done():
+            first = of_choices[0]
+            if first.finish_reason is FinishReason.ERROR:
+                self.fail(request_id, BY_NAME.get(first.error_type, KVFerryError)(first.error_message))
+            elif not shipment.token_1.done():
                 shipment.token_1.set_result(of_choices)
         for shipment in self._shipments.values():
             shipment.progress.set()

@@ -9,6 +9,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from workers.errors import KVFerryError
+
 
 class FinishReason(enum.StrEnum):
     STOP = "stop"
@@ -237,6 +239,20 @@ class Request:
         if start >= num_prompt:
             return self.output_token_ids[start - num_prompt : end - num_prompt]
         return self.prompt_token_ids[start:] + self.output_token_ids[: end - num_prompt]
+
+
+def failure(request: Request, error: KVFerryError) -> TokenOutput:
+    """The last output of a request that cannot go on here."""
+    return TokenOutput(
+        request.request_id,
+        request.num_output_tokens,
+        (),
+        FinishReason.ERROR,
+        error_type=type(error).__name__,
+        error_message=error.message,
+        router_id=request.router_id,
+        choice=request.choice,
+    )
 
 
 def finish_reason_of(

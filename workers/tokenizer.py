@@ -42,6 +42,10 @@ class Tokenizer:
         self.eos_token_ids = source.eos_token_ids
         self.vocab_size = source.backend.get_vocab_size(with_added_tokens=True)
 
+    def to_json(self) -> str:
+        """As a tokenizer.json."""
+        return self._backend.to_str()
+
     @property
     def has_chat_template(self) -> bool:
         return self._chat_template is not None

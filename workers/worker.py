@@ -20,7 +20,7 @@ from workers.kv_transfer.peers import Peers
 from workers.kv_transfer.transports import open_transports
 from workers.outputs import OutputStreams
 from workers.prefill import Prefill
-from workers.request import FinishReason, Request, TokenOutput
+from workers.request import Request, TokenOutput, failure
 from workers.rpc import GrpcNetwork, Network, close_quietly
 from workers.services import KVTransferService, WorkerService
 from workers.telemetry import worker_stats
@@ -151,16 +151,7 @@ class Worker:
                 self._publish_failure(request, error)
 
     def _publish_failure(self, request: Request, error: KVFerryError) -> None:
-        output = TokenOutput(
-            request.request_id,
-            request.num_output_tokens,
-            (),
-            FinishReason.ERROR,
-            error_type=type(error).__name__,
-            error_message=error.message,
-            router_id=request.router_id,
-        )
-        self.outputs.publish([output])
+        self.outputs.publish([failure(request, error)])
 
     def _lose_router(self, router_id: str) -> None:
         lost = {r.request_id for r in self.engine.sequences() if r.router_id == router_id}

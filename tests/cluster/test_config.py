@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from cluster.config import ClusterConfig, deal_cores, load_config, parse_config, worker_configs
-from workers.config import EngineConfig
+from workers.config import EngineConfig, SpeculativeConfig
 from workers.errors import ConfigError
 
 
@@ -62,6 +62,13 @@ def test_replicas(text, expected):
         ("prefill: {max_num_seqs: 1000}", "prefill: max_num_batched_tokens (512) must be at least"),
         ("prefill: {replicas: 0}", "0 prefill, 1 decode and 0 colocated workers can serve nothing: set "),
         ("router: {http_port: 9, grpc_port: 9}", "router.http_port and router.grpc_port are both 9"),
+        ("speculative_config: {num_tokens: 3}", "speculative_config.num_tokens: unknown key; did you mean "),
+        ("speculative_config: {method: eagle}", "speculative_config.method: must be 'ngram', not 'eagle'"),
+        ("speculative_config: {num_speculative_tokens: 0}", "speculative_config.num_speculative_tokens: must be at le"),
+        (
+            "speculative_config: {prompt_lookup_min: 5}",
+            "speculative_config: prompt_lookup_min (5) must be at most prompt_lookup_max (4); change one",
+        ),
         ("a: [", "not valid YAML: line 1, column 5: "),
         ("- 1", "must be keys with values (`name: kvferry`), not a list"),
     ],
@@ -90,6 +97,13 @@ def test_workers_take_the_clusters_settings_and_their_roles():
     ]
     assert all(worker.dtype == "bfloat16" and worker.transfer.credits == 2 for worker in workers)
     assert [worker.cpu_affinity for worker in workers] == [(0,), (1,), (2,)]
+
+
+def test_every_worker_speculates_alike():
+    config = parsed("speculative_config: {num_speculative_tokens: 2}")
+    (prefill, decode) = worker_configs(config, cores=[0, 1])
+    want = SpeculativeConfig(num_speculative_tokens=2, prompt_lookup_max=4, prompt_lookup_min=2)
+    assert prefill.speculative_config == decode.speculative_config == want
 
 
 def test_one_prefill_and_one_decode_worker_share_two_cores():

@@ -14,7 +14,7 @@ from workers.engine.prefix_cache import PrefixCache
 from workers.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from workers.engine.timeline import timeline_of
 from workers.errors import OverloadedError
-from workers.request import FinishReason, Request, RequestStatus, TokenOutput, finish_reason_of
+from workers.request import FinishReason, Request, RequestStatus, TokenOutput, failure, finish_reason_of
 
 
 class Engine:
@@ -178,6 +178,10 @@ class Engine:
             if request.status is RequestStatus.FINISHED:
                 continue  # While the step ran.
             self.scheduler.copied(request)
+            if result.error is not None:
+                self._finish(request, FinishReason.ERROR)
+                outputs.append(failure(request, result.error))
+                continue
             if scheduled.prompt_scores is not None:
                 # What a preempted request is computed anew takes the place of what it had.
                 request.prompt_logprobs[scheduled.start :] = result.prompt_logprobs

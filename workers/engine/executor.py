@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from workers.engine.scheduler import SchedulerOutput
+from workers.errors import KVFerryError
 from workers.kv_transfer.layout import KVLayout
 from workers.request import TokenLogprobs
 
@@ -28,6 +29,8 @@ class StepResult:
 
     tokens: tuple[SampledToken, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    # Why it cannot go on; its tokens then mean nothing.
+    error: KVFerryError | None = None
 
 
 class Runner(Protocol):

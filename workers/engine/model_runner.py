@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from workers.config import EngineConfig
 from workers.engine.batch import StepBatch, build_batch
 from workers.engine.executor import Buffer, SampledToken, StepResult
+from workers.engine.grammar import Allowed, Grammars
 from workers.engine.kv_pool import KVPool, num_pool_blocks
 from workers.engine.scheduler import SchedulerOutput
-from workers.errors import ConfigError
+from workers.errors import ConfigError, KVFerryError
 from workers.kv_transfer.layout import KVLayout
 from workers.layers.logprobs import first_of_top, token_logprobs
 from workers.layers.sampler import sample
@@ -25,6 +27,7 @@ from workers.models.loader import load_model, open_weights, weight_files
 from workers.models.resolve import resolve_model
 from workers.models.weights import Weights
 from workers.request import TokenLogprobs
+from workers.tokenizer import load_tokenizer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -58,6 +61,7 @@ class ModelRunner:
         self._pool = KVPool(self.layout, self.num_blocks, device)
         self._dtype, self._device = dtype, device
         self._windows = frozenset(architecture.windows)
+        self._grammars = Grammars(lambda: load_tokenizer(path), architecture.vocab_size, self.eos_token_ids)
         shape = (path.name, _DTYPE_NAMES[dtype], self.num_blocks, config.block_size, self.layout.dtype)
         _log.info("loaded %s in %s: %d KV blocks of %d in %s", *shape)
 
@@ -67,18 +71,26 @@ class ModelRunner:
         if batch.copies:
             self._pool.copy(batch.copies)
         step = build_batch(batch, self.layout.block_size, self._dtype, self._device, self._windows)
+        # What grammars allow is found out while the model computes.
+        allowing = self._grammars.begin([batch.requests[i].request_id for i in step.sample_index], step.samples)
         logits = self._model.forward(step, self._pool.tensor)
+        allowed = allowing.result() if allowing else {}
         tokens: list[list[SampledToken]] = [[] for _ in batch.requests]
-        for i, token in zip(step.sample_index, self._sample(step, logits[: len(step.samples)]), strict=True):
+        sampled = self._sample(step, logits[: len(step.samples)], allowed)
+        for i, token in zip(step.sample_index, sampled, strict=True):
             tokens[i].append(token)
         results = [StepResult(tuple(one)) for one in tokens]
         for i, prompt_logprobs in _score_prompts(step, logits[len(step.samples) :]):
             results[i] = replace(results[i], prompt_logprobs=prompt_logprobs)
+        for row, why_not in allowed.items():
+            if isinstance(why_not, KVFerryError):
+                results[step.sample_index[row]] = StepResult(error=why_not)
         return results
 
-    def _sample(self, step: StepBatch, logits: torch.Tensor) -> Iterator[SampledToken]:
+    def _sample(self, step: StepBatch, logits: torch.Tensor, allowed: Mapping[int, Allowed]) -> Iterator[SampledToken]:
         params = [one.params for one in step.samples]
-        tokens = sample(logits, step.samples, self.eos_token_ids)
+        masks = {row: mask for row, mask in allowed.items() if isinstance(mask, np.ndarray)}
+        tokens = sample(logits, step.samples, self.eos_token_ids, masks)
         shown = [row for row, p in enumerate(params) if p.logprobs is not None]
         num_top = max((params[row].logprobs or 0 for row in shown), default=0)
         scores = iter(token_logprobs(logits[shown], [tokens[row] for row in shown], num_top) if shown else ())

@@ -7,8 +7,10 @@ nothing but the row's own logits, and small changes of these move it only across
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
+import numpy as np
 import torch
 
 from workers.layers.logits_processors import process_logits
@@ -19,10 +21,16 @@ from workers.request import NextToken, SamplingParams
 _NUCLEUS_CANDIDATES = 256
 
 
-def sample(logits: torch.Tensor, samples: Sequence[NextToken], eos_token_ids: Collection[int] = ()) -> list[int]:
+def sample(
+    logits: torch.Tensor,
+    samples: Sequence[NextToken],
+    eos_token_ids: Collection[int] = (),
+    allowed: Mapping[int, np.ndarray] = MappingProxyType({}),
+) -> list[int]:
     """One token a row of `logits` [num_rows, vocab_size].
 
-    The order is vLLM's: logit_bias, penalties, min_tokens, temperature, min_p, top_k, top_p.
+    `allowed`, by row: what a grammar leaves of it, bool [vocab_size].
+    The order is vLLM's: logit_bias, penalties, min_tokens, grammar, temperature, min_p, top_k, top_p.
     """
     plain = [one.params.greedy and not one.params.logit_bias and one.tokens_so_far is None for one in samples]
     if all(plain):
@@ -34,6 +42,9 @@ def sample(logits: torch.Tensor, samples: Sequence[NextToken], eos_token_ids: Co
     own = [samples[row] for row in rows]
     own_logits = logits[rows].float()
     process_logits(own_logits, own, eos_token_ids)
+    for at, row in enumerate(rows):
+        if row in allowed:
+            own_logits[at].masked_fill_(torch.from_numpy(~allowed[row]).to(own_logits.device), float("-inf"))
     _fill(tokens, rows, _choose(own_logits, own))
     return tokens
 
