@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from protos import router_pb2 as pb
 from protos import worker_pb2
@@ -43,24 +43,28 @@ class Sampling(TypedDict, total=False):
 
 
 class Options(Sampling, total=False):
-    # What the answer must be; one of these at most. A JSON schema is its text or a mapping, a grammar is Lark's.
-    json_schema: str | Mapping[str, Any]
-    json_object: bool
-    regex: str
-    choice: Sequence[str]
-    grammar: str
     # What ends the answer, and whether it is shown too.
     stop: str | Sequence[str]
     include_stop_str_in_output: bool
     skip_special_tokens: bool | None
     # Requests of different salts never share KV.
     cache_salt: str
+    # What the answer must match, one of: a JSON Schema, any JSON object, a regular expression, one of some strings, a
+    # grammar in Lark's notation.
+    json_schema: Mapping[str, object] | str | None
+    json_object: bool | None
+    regex: str | None
+    choice: Sequence[str] | None
+    grammar: str | None
     # Empty: the only model served.
     model: str
     # Empty: the router chooses one.
     request_id: str
     # None: as long as it takes.
     timeout_s: float | None
+
+
+_CONSTRAINTS = tuple(field.name for field in pb.StructuredOutput.DESCRIPTOR.fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,28 +127,24 @@ def build_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
             include_stop_str_in_output=options.get("include_stop_str_in_output", False),
             skip_special_tokens=options.get("skip_special_tokens"),
             cache_salt=options.get("cache_salt", ""),
+            structured_output=_structured_output(options),
         )
         _set_prompt(request, prompt)
-        _set_structured_output(request.structured_output, options)
     except (TypeError, ValueError) as exc:
         raise InvalidRequestError(f"the request cannot be sent: {exc}") from None
     return request
 
 
-def _set_structured_output(structured: pb.StructuredOutput, options: Options) -> None:
-    given = [name for name in ("json_schema", "json_object", "regex", "choice", "grammar") if options.get(name)]
+def _structured_output(options: Options) -> pb.StructuredOutput | None:
+    given = {key: value for key in _CONSTRAINTS if (value := options.get(key))}
     if len(given) > 1:
-        raise ValueError(f"{given[0]} and {given[1]} both say what the answer must be; leave out one")
-    if schema := options.get("json_schema"):
-        structured.json_schema = schema if isinstance(schema, str) else json.dumps(schema)
-    if options.get("json_object"):
-        structured.json_object = True
-    if regex := options.get("regex"):
-        structured.regex = regex
-    if choice := options.get("choice"):
-        structured.choice.strings.extend(choice)
-    if grammar := options.get("grammar"):
-        structured.grammar = grammar
+        raise InvalidRequestError(f"{' and '.join(given)} do not go together; give one of them", param=min(given))
+    match given:
+        case {"json_schema": Mapping() as schema}:
+            return pb.StructuredOutput(json_schema=json.dumps(schema))
+        case {"choice": choice}:
+            return pb.StructuredOutput(choice=pb.Strings(strings=choice))  # type: ignore[arg-type]
+    return pb.StructuredOutput(**given) if given else None  # type: ignore[arg-type]
 
 
 def _set_prompt(request: pb.GenerateRequest, prompt: Prompt) -> None:

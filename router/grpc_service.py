@@ -11,10 +11,9 @@ import grpc.aio
 
 from protos import router_pb2, router_pb2_grpc
 from router.answer import TextChunk, TextOptions, TextRequest
-from router.structured import grammar_of_body
+from router.structured import native_grammar
 from router.text import Prompt, TextService, new_request_id
 from workers.errors import InvalidRequestError, KVFerryError
-from workers.request import SamplingParams
 from workers.rpc import abort_with
 from workers.wire import logprobs_to_pb, params_from_pb, reason_to_pb, timeline_to_pb
 
@@ -50,7 +49,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     def _prepare(self, request: router_pb2.GenerateRequest) -> TextRequest:
         self._text.model_name(request.model)
         request_id = request.request_id or new_request_id("gen")
-        return self._text.prepare(_prompt(request), _params(request), request_id, _options(request))
+        params = replace(params_from_pb(request.params), grammar=native_grammar(request))
+        return self._text.prepare(_prompt(request), params, request_id, _options(request))
 
 
 def _options(request: router_pb2.GenerateRequest) -> TextOptions:
@@ -60,20 +60,6 @@ def _options(request: router_pb2.GenerateRequest) -> TextOptions:
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
         cache_salt=request.cache_salt,
     )
-
-
-def _params(request: router_pb2.GenerateRequest) -> SamplingParams:
-    params = params_from_pb(request.params)
-    if params.grammar:
-        raise InvalidRequestError("params.grammar is the router's to set; use structured_output", param="grammar")
-    kind = request.structured_output.WhichOneof("constraint")
-    if kind is None:
-        return params
-    value = getattr(request.structured_output, kind)
-    if kind == "choice":
-        value = list(value.strings)
-    asked = {"json" if kind == "json_schema" else kind: value}
-    return replace(params, grammar=grammar_of_body({"structured_outputs": asked, "ignore_eos": params.ignore_eos}))
 
 
 def _prompt(request: router_pb2.GenerateRequest) -> Prompt:

@@ -94,6 +94,8 @@ def check_sampling(params: SamplingParams) -> None:
     if params.max_tokens is not None:
         _require(params.max_tokens >= 1, "max_tokens", params.max_tokens, "at least 1")
     _require(1 <= params.n <= MAX_CHOICES, "n", params.n, f"1 to {MAX_CHOICES}")
+    if params.grammar:
+        _require(not params.ignore_eos, "ignore_eos", True, "false with structured output, which EOS ends")
     _check_penalties(params)
     _require(0 <= params.min_p <= 1, "min_p", params.min_p, "0 (keeps all) to 1")
     for token_id, bias in params.logit_bias:

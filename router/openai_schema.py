@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from router.answer import TextOptions
 from router.limits import check_best_of, check_num_logprobs
 from router.openai_logprobs import LogprobsWanted
-from router.structured import grammar_of_body
+from router.structured import OPENAI_FIELDS, openai_grammar
 from workers.errors import InvalidRequestError
 from workers.request import SamplingParams
 
@@ -73,7 +73,7 @@ class _Body(BaseModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     cache_salt: str | None = None
-    # What the answer must be: router/structured.py says what they may hold.
+    # What the answer must match (router/structured.py).
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
@@ -131,7 +131,7 @@ class _Body(BaseModel):
             logit_bias=_logit_bias(self.logit_bias or {}),
             logprobs=wanted.logprobs,
             prompt_logprobs=wanted.prompt_logprobs,
-            grammar=grammar_of_body(vars(self)),
+            grammar=openai_grammar({name: getattr(self, name) for name in OPENAI_FIELDS}),
             **given,
         )
 

@@ -1,134 +1,180 @@
-"""Structured output: from what a client asks of the answer's form to a grammar in llguidance's form, checked."""
+"""What an answer must match: from a request's wish to a grammar in llguidance's form, checked before any work.
+
+JSON is written as Python's json.dumps does, with one space behind commas and colons: free whitespace would let a model
+go on for ever without a word. A schema's own "x-guidance" may say otherwise.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
+from protos import router_pb2
 from workers.errors import InvalidRequestError
 
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
 MAX_GRAMMAR_CHARS = 1 << 16
-_MAX_CHOICES = 1024
-# Between the parts of a JSON answer. A bound, since a small model would go on with line ends for ever.
-_WHITESPACE = r"[ \n\t]{1,16}"
+# A message quotes the grammar between what is wrong and why.
+_MAX_PROBLEM_CHARS = 400
+_HALF = _MAX_PROBLEM_CHARS // 2
+_JSON_DEFAULTS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Fields of OpenAI bodies and what each holds, as vLLM named them first; `structured_outputs` has them as keys.
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+OPENAI_FIELDS = ("response_format", "structured_outputs", *_GUIDED)
+_NATIVE = {"json_schema": "json"}
 
-# vLLM's names of each form in `structured_outputs`, and the older parameters.
-_KINDS = ("json", "json_object", "regex", "choice", "grammar")
-LEGACY = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+
+def openai_grammar(fields: Mapping[str, Any]) -> str:
+    """Of OPENAI_FIELDS, of which one may be given; empty when none is, or it asks for plain text."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    if len(given) > 1:
+        names = sorted(given)
+        raise InvalidRequestError(f"{' and '.join(names)} do not go together; send one of them", param=names[1])
+    for name, value in given.items():
+        if name == "response_format":
+            return _response_format(value)
+        if name == "structured_outputs":
+            return _structured_outputs(value)
+        return grammar_of(_GUIDED[name], value, name)
+    return ""
 
 
-def grammar_of_body(body: Mapping[str, Any]) -> str:
-    """Of an OpenAI request's parameters; "" where they ask for no form. Raises InvalidRequestError, also for two."""
-    asked = [
-        *_of_response_format(body.get("response_format")),
-        *_of_structured_outputs(body.get("structured_outputs")),
-        *((name, kind, body[name]) for name, kind in LEGACY.items() if body.get(name) is not None),
-    ]
-    if len(asked) > 1:
+def native_grammar(request: router_pb2.GenerateRequest) -> str:
+    if request.params.grammar:
         raise InvalidRequestError(
-            f"{asked[0][0]} and {asked[1][0]} both say what the answer must be; leave out one", param=asked[1][0]
+            "params.grammar is between router and workers; set structured_output", param="params.grammar"
         )
-    if body.get("ignore_eos") and asked:
-        raise InvalidRequestError(
-            f"ignore_eos does not go with {asked[0][0]}, whose answers have an end; leave out either",
-            param="ignore_eos",
-        )
-    return grammar_of(*asked[0]) if asked else ""
+    message = request.structured_output
+    kind = message.WhichOneof("constraint")
+    if kind is None:
+        return ""
+    value = list(message.choice.strings) if kind == "choice" else getattr(message, kind)
+    return grammar_of(_NATIVE.get(kind, kind), value, kind)
 
 
-def grammar_of(param: str, kind: str, value: Any) -> str:
-    """`kind` is one of _KINDS; `param` names the client's field in errors. Raises InvalidRequestError."""
+def grammar_of(kind: str, value: Any, param: str) -> str:
+    """`kind` is json, json_object, regex, choice or grammar. Raises InvalidRequestError with llguidance's reason."""
+    try:
+        grammar = _MAKERS[kind](_matcher(param), value)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{param} is no {_WANTED[kind]}: {error}", param=param) from None
+    if grammar:
+        _check(grammar, param)
+    return grammar
+
+
+def _response_format(value: Any) -> str:
+    param = "response_format"
+    match value:
+        case {"type": "text"}:
+            return ""
+        case {"type": "json_object"}:
+            return grammar_of("json_object", True, param)
+        case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
+            return grammar_of("json", schema, param)
+    raise InvalidRequestError(
+        'response_format must be {"type": "text"}, {"type": "json_object"} or '
+        '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}',
+        param=param,
+    )
+
+
+def _structured_outputs(value: Any) -> str:
+    param = "structured_outputs"
+    kinds = ", ".join(_MAKERS)
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"{param} must be an object with one of {kinds}", param=param)
+    given = {kind: one for kind, one in value.items() if one is not None and one is not False}
+    if len(given) != 1 or not given.keys() <= _MAKERS.keys():
+        raise InvalidRequestError(f"{param} has {', '.join(given) or 'nothing'}; give one of {kinds}", param=param)
+    ((kind, wish),) = given.items()
+    return grammar_of(kind, wish, f"{param}.{kind}")
+
+
+def _matcher(param: str) -> type[LLMatcher]:
     try:
         from llguidance import LLMatcher
     except ImportError:
         raise InvalidRequestError(
-            f"{param} needs llguidance, which is not installed here: pip install 'kvferry[structured]'", param=param
+            f"{param} needs llguidance where the router runs: pip install 'kvferry[structured]'", param=param
         ) from None
-    try:
-        grammar = _MAKERS[kind](LLMatcher, value)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"{param}: {error}", param=param) from None
-    if len(grammar) > MAX_GRAMMAR_CHARS:
-        raise InvalidRequestError(
-            f"{param} makes a grammar of {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS} are taken", param=param
-        )
-    # Warnings are about what would not be enforced: an answer could break its promise.
-    _, problems = LLMatcher.validate_grammar_with_warnings(grammar)
-    if problems:
-        raise InvalidRequestError(f"{param} cannot be used: {' '.join(problems[0].split())[:500]}", param=param)
-    return grammar
+    return LLMatcher
 
 
-def _of_response_format(value: Any) -> Sequence[tuple[str, str, Any]]:
-    match value:
-        case None | {"type": "text"}:
-            return []
-        case {"type": "json_object"}:
-            return [("response_format", "json_object", True)]
-        case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
-            return [("response_format", "json", schema)]
-    raise InvalidRequestError(
-        'response_format must be {"type": "text"}, {"type": "json_object"} or '
-        '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}',
-        param="response_format",
+def _json_grammar(matcher: type[LLMatcher], value: Any) -> str:
+    schema = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(schema, dict):
+        raise TypeError("give an object")
+    # `lenient` would drop what it does not know from the schema without a word.
+    return matcher.grammar_from_json_schema(schema, _JSON_DEFAULTS, {"lenient": False})  # type: ignore[arg-type]
+
+
+def _any_object(matcher: type[LLMatcher], value: Any) -> str:
+    return _json_grammar(matcher, {"type": "object"}) if value else ""
+
+
+def _regex_grammar(matcher: type[LLMatcher], value: Any) -> str:
+    return matcher.grammar_from_regex(_text(value))
+
+
+def _choice_grammar(matcher: type[LLMatcher], value: Any) -> str:
+    if not isinstance(value, list) or not value:
+        raise TypeError("give at least one string")
+    return matcher.grammar_from_lark(
+        "start: " + " | ".join(json.dumps(_text(one), ensure_ascii=False) for one in value)
     )
 
 
-def _of_structured_outputs(value: Any) -> Sequence[tuple[str, str, Any]]:
-    if value is None:
-        return []
-    if not isinstance(value, dict) or not value.keys() <= set(_KINDS):
-        raise InvalidRequestError(
-            f"structured_outputs must be an object with one of {', '.join(_KINDS)}", param="structured_outputs"
-        )
-    wanted = {kind: one for kind, one in value.items() if one is not None and one is not False}
-    return [(f"structured_outputs.{kind}", kind, one) for kind, one in wanted.items()]
-
-
-def _json(matcher: Any, schema: Any) -> str:
-    if isinstance(schema, str):
-        schema = json.loads(schema)
-    if not isinstance(schema, dict):
-        raise TypeError("a JSON schema must be an object, or the text of one")
-    grammar: str = matcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _WHITESPACE})
-    return grammar
-
-
-def _json_object(matcher: Any, wanted: Any) -> str:
-    if wanted is not True:
-        raise TypeError("must be true")
-    return _json(matcher, {"type": "object"})
-
-
-def _regex(matcher: Any, regex: Any) -> str:
-    grammar: str = matcher.grammar_from_regex(_text(regex))
-    return grammar
-
-
-def _choice(matcher: Any, choices: Any) -> str:
-    if isinstance(choices, str) or not isinstance(choices, Sequence) or not 0 < len(choices) <= _MAX_CHOICES:
-        raise TypeError(f"must be a list of 1 to {_MAX_CHOICES} strings")
-    if not all(isinstance(choice, str) and choice for choice in choices):
-        raise TypeError("must be strings of at least one character")
-    return _grammar(matcher, "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices))
-
-
-def _grammar(matcher: Any, lark: Any) -> str:
-    grammar: str = matcher.grammar_from_lark(_text(lark))
-    return grammar
+def _lark_grammar(matcher: type[LLMatcher], value: Any) -> str:
+    return matcher.grammar_from_lark(_text(value))
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise TypeError("must be text of at least one character")
+        raise TypeError("give text, and not an empty one")
+    value.encode()
     return value
 
 
-_MAKERS: dict[str, Callable[[Any, Any], str]] = {
-    "json": _json,
-    "json_object": _json_object,
-    "regex": _regex,
-    "choice": _choice,
-    "grammar": _grammar,
+_MAKERS: dict[str, Callable[[type[LLMatcher], Any], str]] = {
+    "json": _json_grammar,
+    "json_object": _any_object,
+    "regex": _regex_grammar,
+    "choice": _choice_grammar,
+    "grammar": _lark_grammar,
 }
+_WANTED = {
+    "json": "JSON Schema",
+    "json_object": "boolean",
+    "regex": "regular expression",
+    "choice": "list of strings",
+    "grammar": "Lark grammar",
+}
+
+
+def _check(grammar: str, param: str) -> None:
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        raise InvalidRequestError(
+            f"{param} makes a grammar of {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS} are taken", param=param
+        )
+    if problems := _problems(grammar):
+        raise InvalidRequestError(f"{param} cannot be followed: {problems}", param=param)
+
+
+@lru_cache(maxsize=256)
+def _problems(grammar: str) -> str:
+    """Errors and warnings: what llguidance would not enforce is no more welcome than what it cannot read."""
+    from llguidance import LLMatcher
+
+    _, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    text = "; ".join(" ".join(message.split()) for message in messages)
+    return text if len(text) <= _MAX_PROBLEM_CHARS else f"{text[:_HALF]} ... {text[-_HALF:]}"

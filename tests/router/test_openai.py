@@ -227,7 +227,6 @@ def test_unsupported_parameters_are_accepted_where_they_change_nothing():
 
 UNSUPPORTED: dict[str, Any] = {
     "tools": [{"type": "function"}],
-    "response_format": {"type": "json_object"},
     "suffix": "x",
     "audio": {"voice": "x"},
 }

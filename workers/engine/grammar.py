@@ -76,9 +76,10 @@ class Grammars:
         rows = [row for row, sample in enumerate(samples) if sample.params.grammar]
         if not rows:
             return None
-        return self._thread.submit(lambda: {row: self._allowed(request_ids[row], samples[row]) for row in rows})
+        return self._thread.submit(lambda: {row: self.allowed(request_ids[row], samples[row]) for row in rows})
 
-    def _allowed(self, request_id: str, sample: NextToken) -> Allowed:
+    def allowed(self, request_id: str, sample: NextToken) -> Allowed:
+        """After drafts that the grammar forbids: what was allowed in their place."""
         assert sample.tokens_so_far is not None, "a grammar's next token depends on those before it"
         key = request_id, sample.choice
         try:
@@ -100,9 +101,10 @@ class Grammars:
 
     def _compile(self, grammar: str) -> LLMatcher:
         if grammar not in self._compiled:
+            vocabulary = self._vocabulary()
             from llguidance import LLMatcher
 
-            self._compiled[grammar] = LLMatcher(self._vocabulary(), grammar, log_level=0)
+            self._compiled[grammar] = LLMatcher(vocabulary, grammar, log_level=0)
         self._compiled.move_to_end(grammar)
         if len(self._compiled) > _MAX_GRAMMARS:
             self._compiled.popitem(last=False)
