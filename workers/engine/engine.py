@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from workers.config import CacheConfig, SchedulerConfig
@@ -14,16 +14,25 @@ from workers.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutpu
 from workers.errors import OverloadedError
 from workers.request import FinishReason, Request, Timeline, TokenOutput, finish_reason_of
 
+MakeScheduler = Callable[[SchedulerConfig, BlockManager, PrefixCache], Scheduler]
+
 
 class Engine:
     """Continuous batching over a paged KV pool. All methods belong to one event loop."""
 
-    def __init__(self, executor: Executor, cache: CacheConfig, scheduler: SchedulerConfig) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        cache: CacheConfig,
+        scheduler: SchedulerConfig,
+        make_scheduler: MakeScheduler = Scheduler,
+    ) -> None:
+        """`make_scheduler`: another way to fill a step, for measurements (baselines.py)."""
         self.executor = executor
         self.eos_token_ids = executor.runner.eos_token_ids
         self.block_manager = BlockManager(executor.runner.num_blocks, cache.block_size)
         self.prefix_cache = PrefixCache(cache, self.block_manager, executor.runner.layout.fingerprint)
-        self.scheduler = Scheduler(scheduler, self.block_manager, self.prefix_cache)
+        self.scheduler = make_scheduler(scheduler, self.block_manager, self.prefix_cache)
         self.requests: dict[str, Request] = {}
         # Finished requests whose KV is still being read.
         self._held: set[Request] = set()
