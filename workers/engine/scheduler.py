@@ -68,7 +68,7 @@ class Scheduler:
         self.config = config
         self.block_manager = block_manager
         self.prefix_cache = prefix_cache
-        # In order of arrival. Those that bring their KV with them (handed over) already have blocks.
+        # In order of arrival, save those that bring their KV with them (handed over): they already have blocks.
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.waiting_for_kv: dict[str, Request] = {}
@@ -182,8 +182,9 @@ class Scheduler:
         victim.num_computed_tokens = victim.num_published_blocks = 0
         victim.status = RequestStatus.PREEMPTED
         self.num_preemptions += 1
-        # Victims come latest first, so each goes before those preempted just before it.
-        self.waiting.appendleft(victim)
+        # Not just to the front: one that brought its KV may have run while an earlier one waits.
+        later = (i for i, r in enumerate(self.waiting) if r.arrival > victim.arrival and not r.block_table)
+        self.waiting.insert(next(later, len(self.waiting)), victim)
 
 
 def _scheduled(request: Request, num_new_tokens: int) -> ScheduledRequest:
