@@ -16,6 +16,7 @@ from router.router import Router
 from tests.fake_model import VOCAB_SIZE, HashRunner
 from workers.config import TransferConfig, WorkerConfig
 from workers.engine.engine import Engine
+from workers.engine.scheduler import MakeScheduler, Scheduler
 from workers.request import FinishReason, Request, SamplingParams, TokenOutput
 from workers.worker import Worker
 
@@ -56,9 +57,9 @@ def make_config(**settings: Any) -> WorkerConfig:
     return WorkerConfig(**{**merged, "transfer": TransferConfig(**transfer)})
 
 
-def make_engine(step_s: StepTime = step_time, **settings: Any) -> Engine:
+def make_engine(step_s: StepTime = step_time, make_scheduler: MakeScheduler = Scheduler, **settings: Any) -> Engine:
     config = make_config(**{"num_gpu_blocks_override": 64} | settings)
-    return Engine(SimExecutor(HashRunner(config), step_s), config, config)
+    return Engine(SimExecutor(HashRunner(config), step_s), config, config, make_scheduler)
 
 
 def runner_of(engine: Engine) -> HashRunner:

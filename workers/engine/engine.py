@@ -11,7 +11,7 @@ from workers.engine.block_manager import BlockManager
 from workers.engine.choices import children_of
 from workers.engine.executor import Executor, SampledToken, StepResult
 from workers.engine.prefix_cache import PrefixCache
-from workers.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
+from workers.engine.scheduler import MakeScheduler, ScheduledRequest, Scheduler, SchedulerOutput
 from workers.engine.timeline import timeline_of
 from workers.errors import OverloadedError
 from workers.request import FinishReason, Request, RequestStatus, TokenOutput, failure, finish_reason_of
@@ -20,12 +20,19 @@ from workers.request import FinishReason, Request, RequestStatus, TokenOutput, f
 class Engine:
     """Continuous batching over a paged KV pool. All methods belong to one event loop."""
 
-    def __init__(self, executor: Executor, cache: CacheConfig, scheduler: SchedulerConfig) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        cache: CacheConfig,
+        scheduler: SchedulerConfig,
+        make_scheduler: MakeScheduler = Scheduler,
+    ) -> None:
+        """`make_scheduler`: another way to fill a step, for measurements (baselines.py)."""
         self.executor = executor
         self.eos_token_ids = executor.runner.eos_token_ids
         self.block_manager = BlockManager(executor.runner.num_blocks, cache.block_size)
         self.prefix_cache = PrefixCache(cache, self.block_manager, executor.runner.layout.fingerprint)
-        self.scheduler = Scheduler(scheduler, self.block_manager, self.prefix_cache)
+        self.scheduler = make_scheduler(scheduler, self.block_manager, self.prefix_cache)
         # By request id and choice. A request of several choices is its choice 0 until its prompt is computed.
         self.requests: dict[str, dict[int, Request]] = {}
         # Finished requests whose KV is still being read.

@@ -7,7 +7,7 @@ chunked prefill). Preemption is by recompute and takes the latest arrival.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from workers.config import SchedulerConfig
@@ -76,7 +76,7 @@ class Scheduler:
         self.config = config
         self.block_manager = block_manager
         self.prefix_cache = prefix_cache
-        # In order of arrival. Those that bring their KV with them (handed over) already have blocks.
+        # In order of arrival, save those that bring their KV with them (handed over): they already have blocks.
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.waiting_for_kv: dict[str, Request] = {}
@@ -232,8 +232,13 @@ class Scheduler:
         victim.num_computed_tokens = victim.num_published_blocks = 0
         victim.status = RequestStatus.PREEMPTED
         self.num_preemptions += 1
-        # Victims come latest first, so each goes before those preempted just before it.
-        self.waiting.appendleft(victim)
+        # Not just to the front: one that brought its KV may have run while an earlier one waits.
+        order = (victim.arrival, victim.choice)
+        later = (i for i, r in enumerate(self.waiting) if (r.arrival, r.choice) > order and not r.block_table)
+        self.waiting.insert(next(later, len(self.waiting)), victim)
+
+
+MakeScheduler = Callable[[SchedulerConfig, BlockManager, PrefixCache], Scheduler]
 
 
 def _scheduled(request: Request, num_new_tokens: int, drafts: Sequence[int] = ()) -> ScheduledRequest:

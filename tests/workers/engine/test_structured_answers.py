@@ -162,7 +162,7 @@ def test_an_answer_is_the_same_alone_and_in_a_batch() -> None:
 
 def test_an_answer_goes_on_in_its_grammar_after_preemption(monkeypatch: pytest.MonkeyPatch) -> None:
     def long() -> list[Request]:
-        return [request(f"long{seed}", "regex", "([a-z]{1,3} ){30}", seed=seed) for seed in range(2)]
+        return [request(f"long{seed}", "regex", "([a-z]{1,3} ){16}", seed=seed) for seed in range(2)]
 
     alone = [answers([one])[0] for one in long()]
     victims: list[Request] = []
@@ -171,7 +171,7 @@ def test_an_answer_goes_on_in_its_grammar_after_preemption(monkeypatch: pytest.M
         victims.append(victim)
         preempt(scheduler, victim)
 
-    monkeypatch.setattr(runner(), "num_blocks", 6)
+    monkeypatch.setattr(runner(), "num_blocks", 4)
     monkeypatch.setattr(Scheduler, "_preempt", noted)
     assert answers(long()) == alone
     assert victims

@@ -1,0 +1,32 @@
+"""A model that is not there, for what only scheduling and memory decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workers.engine.executor import Buffer, SampledToken, StepResult
+from workers.engine.scheduler import SchedulerOutput
+from workers.kv_transfer.layout import KVLayout
+
+
+@dataclass
+class EmptyRunner:
+    """Implements Runner: every token is 0, and KV has no bytes."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.layout = KVLayout("empty", 0, 0, 0, self.block_size, "float32")
+
+    def execute(self, batch: SchedulerOutput) -> list[StepResult]:
+        return [StepResult((SampledToken(0),) * len(request.samples)) for request in batch.requests]
+
+    def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
+        return b""
+
+    def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
+        pass
