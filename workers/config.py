@@ -88,7 +88,7 @@ class SpeculativeConfig(Strict):
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 f"prompt_lookup_min ({self.prompt_lookup_min}) must be at most prompt_lookup_max "
-                f"({self.prompt_lookup_max})"
+                f"({self.prompt_lookup_max}); change one"
             )
         return self
 

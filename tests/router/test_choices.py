@@ -149,7 +149,8 @@ def test_when_all_tries_are_spent_the_error_is_typed_and_ends_every_choice():
             asking = asyncio.create_task(cluster.choices(prompt_of(20), LONG))
             await tokens_until(cluster, 5)
             await cluster.kill("d0")
-            with pytest.raises(UnavailableError, match="no decode worker answers"):
+            await cluster.kill("p0")
+            with pytest.raises(UnavailableError, match="no prefill and no decode worker answers"):
                 await asking
 
     run(main())

@@ -115,10 +115,9 @@ class Engine:
         """One forward pass. Raises what the executor raises; every request of the step is then still unfinished."""
         batch = self.scheduler.schedule()
         if not batch.requests:
-            if not any(r.block_table for r in self.scheduler.waiting):
-                # All that is left waits for blocks that grants hold; a commit, an abort or a lease's end changes that.
-                self._work.clear()
-                await self._work.wait()
+            # All that is left waits for blocks that grants hold; a commit, an abort or a lease's end changes that.
+            self._work.clear()
+            await self._work.wait()
             return []
         step = self._in_step = [self.requests[r.request_id][r.choice] for r in batch.requests]
         self.max_num_running = max(self.max_num_running, len(batch.requests))
@@ -185,14 +184,13 @@ class Engine:
             if request.status is RequestStatus.FINISHED:
                 continue  # While the step ran.
             self.scheduler.copied(request)
-            if result.error is not None:
-                self._finish(request, FinishReason.ERROR)
-                outputs.append(failure(request, result.error))
-                continue
             if scheduled.prompt_scores is not None:
                 # What a preempted request is computed anew takes the place of what it had.
                 request.prompt_logprobs[scheduled.start :] = result.prompt_logprobs
-            if request.params.n > 1:
+            if result.error is not None:
+                self._finish(request, FinishReason.ERROR)
+                outputs.append(failure(request, result.error))
+            elif request.params.n > 1:
                 self._count_computed(request, scheduled, len(scheduled.token_ids))
                 outputs += self._fork(request, result.tokens)
             else:
@@ -264,16 +262,12 @@ class Engine:
         reason = self._finish_reason(request)
         ends_here = request.output_limit is not None and request.num_output_tokens >= request.output_limit
         timeline = timeline_of(request, _now()) if reason or ends_here else None
+        token_ids = tuple(token.token_id for token in tokens)
+        logprobs = tuple(token.logprobs for token in tokens if token.logprobs)
         output = TokenOutput(
-            request.request_id,
-            index,
-            tuple(token.token_id for token in tokens),
-            reason,
-            timeline,
-            router_id=request.router_id,
-            logprobs=tuple(token.logprobs for token in tokens if token.logprobs),
-            choice=request.choice,
-        )
+            request.request_id, index, token_ids, reason, timeline,
+            router_id=request.router_id, logprobs=logprobs, choice=request.choice,
+        )  # fmt: skip
         return output if index else _with_prompt(output, request)
 
     def _finish(self, request: Request, reason: FinishReason | None) -> None:

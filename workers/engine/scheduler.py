@@ -115,6 +115,9 @@ class Scheduler:
         prompts = [r for r in self.running if r.num_tokens - r.num_computed_tokens > 1]
         budget = self.config.max_num_batched_tokens - len(decoding)
         shares = share_tokens([r.num_tokens - r.num_computed_tokens for r in prompts], budget)
+        if not decoding and not prompts and any(r.block_table for r in self.waiting):
+            # All that ran was preempted for want of the blocks of those that bring their KV: there are seats for these.
+            return self.schedule()
         chunks = [_scheduled(r, n) for r, n in zip(prompts, shares, strict=True) if n]
         requests = (*self._with_drafts(decoding, budget - sum(shares)), *chunks)
         starting = [*decoding, *(r for r, n in zip(prompts, shares, strict=True) if n)]

@@ -171,7 +171,7 @@ def test_an_answer_goes_on_in_its_grammar_after_preemption(monkeypatch: pytest.M
         victims.append(victim)
         preempt(scheduler, victim)
 
-    monkeypatch.setattr(runner(), "num_blocks", 4)
+    monkeypatch.setattr(runner(), "num_blocks", 3)
     monkeypatch.setattr(Scheduler, "_preempt", noted)
     assert answers(long()) == alone
     assert victims
