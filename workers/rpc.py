@@ -113,6 +113,22 @@ def typed_errors(handler: Handler[M]) -> Handler[M]:
     return wrapped
 
 
+def add_bytes_method(
+    server: grpc.aio.Server, service: str, method: str, handle: Callable[[bytes], Awaitable[None]]
+) -> None:
+    """Let `handle` take the raw bytes of each call, past protobuf; the answer is empty, or its KVFerryError."""
+
+    async def called(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        try:
+            await handle(data)
+        except KVFerryError as error:
+            await abort_with(context, error)
+        return b""
+
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {method: grpc.unary_unary_rpc_method_handler(called)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+
 async def close_quietly(task: asyncio.Task[Any] | None) -> None:
     """Cancel a task and wait for its end."""
     if task is None:

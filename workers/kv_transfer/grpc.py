@@ -7,10 +7,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from workers.errors import KVFerryError
 from workers.kv_transfer.base import KVReceiver
 from workers.kv_transfer.frame import Frame, encode
-from workers.rpc import Network, abort_with, call
+from workers.rpc import Network, add_bytes_method, call
 
 _SERVICE, _METHOD = "kvferry.v1.KVFrames", "Put"
 
@@ -37,15 +36,7 @@ class GrpcTransport:
         return GrpcSender(self._network.connect(address, bulk=True))
 
     def serve(self, receiver: KVReceiver, server: grpc.aio.Server) -> None:
-        async def put(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-            try:
-                await receiver.receive(data)
-            except KVFerryError as error:
-                await abort_with(context, error)
-            return b""
-
-        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {_METHOD: grpc.unary_unary_rpc_method_handler(put)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+        add_bytes_method(server, _SERVICE, _METHOD, receiver.receive)
 
     def reachable(self, receiver: KVReceiver, address: str) -> None:
         pass

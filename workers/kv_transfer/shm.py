@@ -17,10 +17,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from workers.errors import ConfigError, FrameError, KVFerryError, StaleGrantError
+from workers.errors import ConfigError, FrameError, StaleGrantError
 from workers.kv_transfer.base import KVReceiver
 from workers.kv_transfer.frame import HEADER_BYTES, Frame, encode_into
-from workers.rpc import Network, abort_with, call
+from workers.rpc import Network, add_bytes_method, call
 
 _SERVICE, _METHOD = "kvferry.v1.KVFrames", "PutShared"
 # pid, file descriptor, the segment's token, bytes of the frame
@@ -144,15 +144,10 @@ class ShmTransport:
         return ShmSender(self._network.connect(address, bulk=True))
 
     def serve(self, receiver: KVReceiver, server: grpc.aio.Server) -> None:
-        async def put(place: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-            try:
-                await receiver.receive(self._mappings.view(place))
-            except KVFerryError as error:
-                await abort_with(context, error)
-            return b""
+        async def put(place: bytes) -> None:
+            await receiver.receive(self._mappings.view(place))
 
-        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {_METHOD: grpc.unary_unary_rpc_method_handler(put)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+        add_bytes_method(server, _SERVICE, _METHOD, put)
 
     def reachable(self, receiver: KVReceiver, address: str) -> None:
         pass
