@@ -31,7 +31,7 @@ class KVBook:
         self.cached: list[int] = []
         self.owners: Counter[int] = Counter()
         self.kv: dict[int, list[Slot | None]] = {}
-        # Owners of a block that only wait to copy it.
+        # During a step: owners of a block that only wait to copy it.
         self.num_copiers: Counter[int] = Counter()
         # Whole blocks that may be found, by their last slot.
         self.known: dict[Slot, int] = {}

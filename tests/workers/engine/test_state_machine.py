@@ -89,6 +89,7 @@ class BookExecutor(SimExecutor):
             tokens = [*request.tokens(0, request.num_tokens), *drafts]
             sampled = (next_token(tokens[: s.position], s.choice) for s in scheduled.samples)
             results.append(StepResult(tuple(map(SampledToken, sampled))))
+        self.book.num_copiers.clear()
         return results
 
 
