@@ -36,7 +36,10 @@ class GrpcTransport:
         return GrpcSender(self._network.connect(address, bulk=True))
 
     def serve(self, receiver: KVReceiver, server: grpc.aio.Server) -> None:
-        add_bytes_method(server, _SERVICE, _METHOD, receiver.receive)
+        async def put(data: bytes) -> None:
+            await receiver.receive(data)
+
+        add_bytes_method(server, _SERVICE, _METHOD, put)
 
     def reachable(self, receiver: KVReceiver, address: str) -> None:
         pass
