@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from protos import router_pb2
+from workers.deep_stack import call_in_deep_stack
 from workers.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def grammar_of(kind: str, value: Any, param: str) -> str:
     """`kind` is json, json_object, regex, choice or grammar. Raises InvalidRequestError with llguidance's reason."""
     try:
         grammar = _MAKERS[kind](_matcher(param), value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{param} is no {_WANTED[kind]}: {error}", param=param) from None
     if grammar:
         _check(grammar, param)
@@ -129,9 +130,9 @@ def _regex_grammar(matcher: type[LLMatcher], value: Any) -> str:
 def _choice_grammar(matcher: type[LLMatcher], value: Any) -> str:
     if not isinstance(value, list) or not value:
         raise TypeError("give at least one string")
-    return matcher.grammar_from_lark(
-        "start: " + " | ".join(json.dumps(_text(one), ensure_ascii=False) for one in value)
-    )
+    # One terminal: as rules of their own, choices that begin alike are bounded at 2000.
+    choices = " | ".join(json.dumps(_text(one), ensure_ascii=False) for one in value)
+    return matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
 
 
 def _lark_grammar(matcher: type[LLMatcher], value: Any) -> str:
@@ -175,6 +176,6 @@ def _problems(grammar: str) -> str:
     """Errors and warnings: what llguidance would not enforce is no more welcome than what it cannot read."""
     from llguidance import LLMatcher
 
-    _, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    _, messages = call_in_deep_stack(lambda: LLMatcher.validate_grammar_with_warnings(grammar))
     text = "; ".join(" ".join(message.split()) for message in messages)
     return text if len(text) <= _MAX_PROBLEM_CHARS else f"{text[:_HALF]} ... {text[-_HALF:]}"

@@ -71,6 +71,7 @@ def test_text_is_no_constraint():
         ({"response_format": {"type": "json_schema"}}, "response_format", "must be"),
         ({"response_format": "json"}, "response_format", "must be"),
         ({"guided_json": "{"}, "guided_json", "no JSON Schema"),
+        ({"guided_json": '{"items":' * 3000 + "{}" + "}" * 3000}, "guided_json", "recursion"),
         ({"guided_json": [1]}, "guided_json", "give an object"),
         ({"guided_regex": "a("}, "guided_regex", "unclosed group"),
         ({"guided_regex": "(" * 9000 + ")" * 9000}, "guided_regex", "cannot be followed"),

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workers.errors import InvalidRequestError, KVFerryError
+from workers.deep_stack import deep_stack
+from workers.errors import ConfigError, InvalidRequestError, KVFerryError
 from workers.request import NextToken
 from workers.tokenizer import Tokenizer
 
@@ -76,7 +77,8 @@ class Grammars:
         rows = [row for row, sample in enumerate(samples) if sample.params.grammar]
         if not rows:
             return None
-        return self._thread.submit(lambda: {row: self.allowed(request_ids[row], samples[row]) for row in rows})
+        with deep_stack():  # The first call starts the thread.
+            return self._thread.submit(lambda: {row: self.allowed(request_ids[row], samples[row]) for row in rows})
 
     def allowed(self, request_id: str, sample: NextToken) -> Allowed:
         """After drafts that the grammar forbids: what was allowed in their place."""
@@ -120,14 +122,23 @@ class Grammars:
                     "structured output needs llguidance on every worker: pip install 'kvferry[structured]'"
                 ) from None
             backend = self._load_tokenizer().to_json()
-            self._tokenizer = LLTokenizer(backend, n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None)
+            eos_token_ids = self._eos_token_ids or None
+            try:
+                self._tokenizer = LLTokenizer(backend, n_vocab=self._vocab_size, eos_token=eos_token_ids)
+            except ValueError as error:
+                raise ConfigError(f"structured output does not go with this model's tokenizer: {error}") from error
         return self._tokenizer
 
     def _mask(self, matcher: LLMatcher) -> np.ndarray:
-        if matcher.is_error():
-            raise InvalidRequestError(f"the grammar cannot be followed: {matcher.get_error()}", param="grammar")
+        _require_followed(matcher)
         bits = np.zeros(-(-self._vocab_size // 32), dtype=np.int32)
         matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        if matcher.is_error():
-            raise InvalidRequestError(f"the grammar cannot be followed: {matcher.get_error()}", param="grammar")
+        _require_followed(matcher)
         return np.unpackbits(bits.view(np.uint8), count=self._vocab_size, bitorder="little").view(bool)
+
+
+def _require_followed(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        # Behind the reason comes the parser's whole state, with the grammar.
+        reason = matcher.get_error().partition("\n<")[0]
+        raise InvalidRequestError(f"the grammar cannot be followed: {reason}", param="grammar")

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
+from router.structured import grammar_of
 from workers.engine.grammar import Allowed, Grammars
-from workers.errors import InvalidRequestError
+from workers.errors import ConfigError, InvalidRequestError
 from workers.models.resolve import resolve_model
 from workers.request import NextToken, SamplingParams, TokensSoFar
 from workers.tokenizer import Tokenizer, load_tokenizer
@@ -112,6 +113,45 @@ def test_what_is_no_grammar_is_a_typed_error(grammar: str):
     error = answer_of([], "bad", grammar)
     assert isinstance(error, InvalidRequestError)
     assert error.param == "grammar"
+
+
+def test_what_the_vocabulary_cannot_say_is_a_typed_error_without_the_parsers_state():
+    said = {tokenizer().token_bytes(i) for i in range(tokenizer().vocab_size)}
+    unsaid = next(byte for byte in range(128) if bytes([byte]) not in said)
+    error = answer_of([], "unsaid", LLMatcher.grammar_from_lark(f"start: /\\x{{{unsaid:x}}}/"))
+    assert isinstance(error, InvalidRequestError)
+    assert "<state>" not in error.message
+
+
+def test_a_tokenizer_that_does_not_fit_the_model_ends_only_what_has_a_grammar():
+    small = Grammars(tokenizer, 300, tokenizer().eos_token_ids)
+    sample = NextToken(SamplingParams(grammar=GRAMMAR), 5, 0, TokensSoFar((), ()))
+    assert isinstance(small.allowed("r", sample), ConfigError)
+
+
+@pytest.mark.parametrize(
+    "lark",
+    [
+        "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(4500)) + 'a4500: "x"',
+        'start: A0\nB: "b"\n' + "".join(f"A{i}: {'B(' * 25}A{i + 1}{')' * 25}\n" for i in range(700)) + 'A700: "x"',
+    ],
+    ids=["rules", "brackets"],
+)
+def test_a_grammar_of_many_levels_is_followed(lark: str):
+    """On a usual stack it ends the process."""
+    sample = NextToken(SamplingParams(grammar=grammar_of("grammar", lark, "grammar")), 5, 0, TokensSoFar((), ()))
+    beginning = grammars().begin(["deep"], [sample])
+    assert beginning is not None
+    assert isinstance(beginning.result()[0], np.ndarray)
+
+
+def test_thousands_of_choices_may_begin_alike():
+    choices = [f"{'a' * 3}{i}" for i in range(4000)]
+    grammar = grammar_of("choice", choices, "choice")
+    token_ids = tokenizer().encode(choices[1234])
+    for num in range(len(token_ids)):
+        assert token_ids[num] in allowed_after(token_ids[:num], "many", grammar)
+    assert set(tokenizer().eos_token_ids) <= allowed_after(token_ids, "many", grammar)
 
 
 def test_a_worker_without_llguidance_names_the_mend(monkeypatch: pytest.MonkeyPatch):
