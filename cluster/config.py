@@ -198,7 +198,8 @@ def _nearest(key: str, model: type[BaseModel], place: tuple[str, ...]) -> str:
         return f"did you mean {'.'.join((*place, here[0]))}?"
     known = _dotted_keys(ClusterConfig, ())
     last_parts = {dotted.rsplit(".", 1)[-1]: dotted for dotted in reversed(known)}
-    anywhere = difflib.get_close_matches(key, last_parts, n=1, cutoff=0.5)
+    # Within a group, what is meant lies farther only if it is very like.
+    anywhere = difflib.get_close_matches(key, last_parts, n=1, cutoff=0.75 if place else 0.5)
     if anywhere:
         return f"did you mean {last_parts[anywhere[0]]}?"
     return f"known keys here: {', '.join(model.model_fields)}"

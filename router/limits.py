@@ -130,7 +130,7 @@ def check_best_of(best_of: int, n: int, stream: bool) -> None:
 
 def check_num_answers(num_prompts: int, n: int) -> None:
     """`n`: of each prompt."""
-    if n > 1 and num_prompts * n > MAX_CHOICES:
+    if num_prompts > 1 and n > 1 and num_prompts * n > MAX_CHOICES:
         raise InvalidRequestError(
             f"{num_prompts} prompts with {n} answers each are {num_prompts * n}; at most {MAX_CHOICES}: lower n",
             param="n",

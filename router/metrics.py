@@ -167,6 +167,7 @@ def _of_workers(workers: Sequence[router_pb2.WorkerStatus]) -> Iterator[Metric]:
         yield _each(GaugeMetricFamily(f"kvferry_worker_{field}", field, labels=["worker", "role"]), heard, field)
     for field in _WORKER_COUNTERS:
         yield _each(CounterMetricFamily(f"kvferry_worker_{field}", field, labels=["worker", "role"]), heard, field)
+    yield _draft_acceptance(heard)
 
 
 def _up(workers: Sequence[router_pb2.WorkerStatus]) -> Metric:
@@ -182,6 +183,16 @@ def _blocks(heard: Sequence[WorkerStats]) -> Metric:
     for stats in heard:
         for state in _BLOCK_STATES:
             family.add_metric([stats.name, stats.role, state], getattr(stats, f"blocks_{state}"))
+    return family
+
+
+def _draft_acceptance(heard: Sequence[WorkerStats]) -> Metric:
+    family = GaugeMetricFamily(
+        "kvferry_worker_draft_acceptance_rate", "Drafts found right, since the start.", labels=["worker", "role"]
+    )
+    for stats in heard:
+        if stats.num_draft_tokens:
+            family.add_metric([stats.name, stats.role], stats.num_accepted_tokens / stats.num_draft_tokens)
     return family
 
 

@@ -62,7 +62,10 @@ def test_replicas(text, expected):
         ("prefill: {max_num_seqs: 1000}", "prefill: max_num_batched_tokens (512) must be at least"),
         ("prefill: {replicas: 0}", "0 prefill, 1 decode and 0 colocated workers can serve nothing: set "),
         ("router: {http_port: 9, grpc_port: 9}", "router.http_port and router.grpc_port are both 9"),
-        ("speculative_config: {num_tokens: 3}", "speculative_config.num_tokens: unknown key; did you mean "),
+        (
+            "speculative_config: {num_tokens: 3}",
+            "speculative_config.num_tokens: unknown key; known keys here: method, ",
+        ),
         ("speculative_config: {method: eagle}", "speculative_config.method: must be 'ngram', not 'eagle'"),
         ("speculative_config: {num_speculative_tokens: 0}", "speculative_config.num_speculative_tokens: must be at le"),
         (

@@ -419,6 +419,7 @@ def test_ready_follows_the_pool_and_health_does_not():
 
 def test_metrics():
     stats = WorkerStats(name="decode-0", role="decode", blocks_total=8, blocks_free=5, blocks_in_use=3, num_steps=4)
+    stats.num_draft_tokens, stats.num_accepted_tokens = 8, 2
     worker = router_pb2.WorkerStatus(address="h:1", state=router_pb2.WORKER_STATE_READY, stats=stats)
 
     async def run() -> str:
@@ -447,5 +448,6 @@ def test_metrics():
         'kvferry_worker_up{address="h:1",role="decode",worker="decode-0"} 1.0',
         'kvferry_worker_blocks{role="decode",state="in_use",worker="decode-0"} 3.0',
         'kvferry_worker_num_steps_total{role="decode",worker="decode-0"} 4.0',
+        'kvferry_worker_draft_acceptance_rate{role="decode",worker="decode-0"} 0.25',
     ):
         assert line in lines, line
