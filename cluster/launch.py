@@ -182,12 +182,12 @@ class Cluster:
     def _start_actors(self) -> None:
         for worker in self._workers:
             self._actors[worker.name] = self._worker_actor(worker)
-        self._actors["router"] = self._router_actor()
+        self._actors["router"] = self._actor(RouterProcess, "router", self._config)
 
     def _started_anew(self, name: str) -> tuple[Any, Any]:
         """The actor, and the call that starts it at its former address."""
         if name == "router":
-            actor = self._router_actor()
+            actor = self._actor(RouterProcess, "router", self._config)
             return actor, actor.start.remote(list(self._addresses.values()))
         worker = next(worker for worker in self._workers if worker.name == name)
         port = int(self._addresses[name].rpartition(":")[2])
@@ -197,9 +197,6 @@ class Cluster:
     def _worker_actor(self, worker: WorkerConfig) -> Any:
         num_gpus = _gpu_share(self._workers) if worker.device == "cuda" else 0
         return self._actor(WorkerProcess, worker.name, worker, num_gpus=num_gpus)
-
-    def _router_actor(self) -> Any:
-        return self._actor(RouterProcess, "router", self._config)
 
     def _actor(self, process: type, name: str, config: object, *, num_gpus: float = 0) -> Any:
         """Ray gives each a process at once: none waits for CPUs, which cpu_affinity shares out."""
