@@ -27,7 +27,7 @@ PRESSURE = (
         "a handed-over request that is preempted waits for a step, not for KV",
         "D7",
         SCHEDULER,
-        "self.waiting.insert(next(later, len(self.waiting)), victim)",
+        "self._wait_in_order(victim)",
         "self.waiting_for_kv[victim.request_id] = victim",
         ("tests/workers/test_commit.py::test_a_handed_over_request_that_is_preempted_is_computed_here_and_finishes",),
     ),

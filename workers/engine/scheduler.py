@@ -102,9 +102,15 @@ class Scheduler:
         return True
 
     def fork(self, parent: Request, children: Sequence[Request]) -> None:
-        """A computed request goes on as `children`, which take over what they need of its blocks and start first."""
+        """A computed request goes on as `children`, which take over what they need of its blocks and start first.
+
+        Those for which there was no block wait for their turn.
+        """
         share_blocks(self.block_manager, parent, children)
-        self.waiting.extendleft(reversed(children))
+        self.waiting.extendleft([child for child in reversed(children) if child.block_table])
+        for child in children:
+            if not child.block_table:
+                self._wait_in_order(child)
 
     def schedule(self) -> SchedulerOutput:
         self._admit()
@@ -235,10 +241,13 @@ class Scheduler:
         victim.num_computed_tokens = victim.num_published_blocks = 0
         victim.status = RequestStatus.PREEMPTED
         self.num_preemptions += 1
-        # Not just to the front: one that brought its KV may have run while an earlier one waits.
-        order = (victim.arrival, victim.choice)
+        self._wait_in_order(victim)
+
+    def _wait_in_order(self, request: Request) -> None:
+        """Before who waits for blocks and came later: one that brought KV may have run while an earlier one waits."""
+        order = (request.arrival, request.choice)
         later = (i for i, r in enumerate(self.waiting) if (r.arrival, r.choice) > order and not r.block_table)
-        self.waiting.insert(next(later, len(self.waiting)), victim)
+        self.waiting.insert(next(later, len(self.waiting)), request)
 
 
 MakeScheduler = Callable[[SchedulerConfig, BlockManager, PrefixCache], Scheduler]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,6 +122,19 @@ def test_preemption_takes_the_latest_arrival_and_starts_it_again_first():
     assert (live["r2"].num_computed_tokens, live["r2"].block_table) == (0, [])
     place.add(make_request(1, request_id="late", arrival=9))
     assert [r.request_id for r in place.waiting] == ["r2", "late"]
+
+
+def test_a_choice_for_which_there_is_no_block_waits_behind_who_came_before_it():
+    place = scheduler()
+    parent = make_request(6, request_id="parent", arrival=2)
+    parent.block_table, parent.num_computed_tokens = place.block_manager.allocate(2), 6
+    place.block_manager.allocate(NUM_BLOCKS - 2)
+    place.add(make_request(4, request_id="earlier", arrival=1))
+    children = [replace(parent, choice=choice, block_table=[], output_token_ids=[7]) for choice in range(2)]
+    place.fork(parent, children)
+    assert list(place.waiting) == [children[0], place.waiting[1], children[1]]
+    assert place.waiting[1].request_id == "earlier"
+    assert (len(children[0].block_table), children[1].block_table) == (2, [])
 
 
 def test_a_request_whose_kv_is_being_read_is_not_preempted():
