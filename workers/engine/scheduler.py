@@ -142,9 +142,11 @@ class Scheduler:
 
     def _drafts(self, request: Request, budget: int) -> list[int]:
         config = self.config.speculative_config
+        if config is None or not request.output_token_ids:
+            return []
         # The step gives one token more than there are right drafts.
         most = min(budget, request.num_tokens_left - 1)
-        if config is None or most <= 0 or not request.output_token_ids:
+        if most <= 0:
             return []
         drafts = propose(request.tokens(0, request.num_tokens), config)[:most]
         return drafts[: self._room(request, len(drafts))]
