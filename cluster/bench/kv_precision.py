@@ -25,7 +25,7 @@ from workers.tokenizer import load_tokenizer
 
 _DTYPES = ("float32", "bfloat16", "float8_e4m3")
 _CHUNK = 64
-_README = Path(__file__).parents[2] / "README.md"
+_LICENSE = Path(__file__).parents[2] / "LICENSE"
 
 
 def read_text(runner: ModelRunner, token_ids: Sequence[int]) -> list[TokenLogprobs]:
@@ -53,7 +53,7 @@ def compare(exact: Sequence[TokenLogprobs], scores: Sequence[TokenLogprobs]) -> 
 
 
 @click.command()
-@click.option("--text", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=_README)
+@click.option("--text", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=_LICENSE)
 @click.option("--tokens", default=2048, show_default=True, help="So many of the text's first tokens are read.")
 @click.option("--threads", default=1, show_default=True)
 def main(text: Path, tokens: int, threads: int) -> None:
