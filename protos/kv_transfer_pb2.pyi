@@ -1,3 +1,4 @@
+from protos import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -113,3 +114,15 @@ class RenewResponse(_message.Message):
     LOST_GRANT_IDS_FIELD_NUMBER: _ClassVar[int]
     lost_grant_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, lost_grant_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReserveReplicaRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: _worker_pb2.Request
+    def __init__(self, request: _Optional[_Union[_worker_pb2.Request, _Mapping]] = ...) -> None: ...
+
+class ReserveReplicaResponse(_message.Message):
+    __slots__ = ("grant",)
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    grant: _worker_pb2.Grant
+    def __init__(self, grant: _Optional[_Union[_worker_pb2.Grant, _Mapping]] = ...) -> None: ...

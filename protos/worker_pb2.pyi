@@ -158,12 +158,16 @@ class Grant(_message.Message):
     def __init__(self, grant_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., lease_s: _Optional[float] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class PeerStats(_message.Message):
-    __slots__ = ("incarnation", "transport")
+    __slots__ = ("incarnation", "transport", "address", "checksum")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     transport: str
-    def __init__(self, incarnation: _Optional[str] = ..., transport: _Optional[str] = ...) -> None: ...
+    address: str
+    checksum: bool
+    def __init__(self, incarnation: _Optional[str] = ..., transport: _Optional[str] = ..., address: _Optional[str] = ..., checksum: _Optional[bool] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
     __slots__ = ("name", "role", "incarnation", "node", "pid", "block_size", "blocks_total", "blocks_free", "blocks_cached", "blocks_reserved", "blocks_in_use", "blocks_quarantined", "num_running", "num_waiting", "num_waiting_for_kv", "num_queued_tokens", "max_num_batched_tokens", "max_num_running", "num_steps", "num_prompt_tokens_computed", "num_output_tokens", "num_preemptions", "kv_bytes_sent", "kv_bytes_received", "num_frames_overlapped", "num_frames_sent", "num_frames_received", "peers", "cpu_affinity", "fingerprint", "num_draft_tokens", "num_accepted_tokens")
@@ -244,10 +248,12 @@ class GetStatsResponse(_message.Message):
     def __init__(self, stats: _Optional[_Union[WorkerStats, _Mapping]] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("request",)
+    __slots__ = ("request", "replica_address")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     request: Request
-    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ...) -> None: ...
+    replica_address: str
+    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ..., replica_address: _Optional[str] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("grant",)
@@ -270,10 +276,12 @@ class PrefillResponse(_message.Message):
     def __init__(self, outputs: _Optional[_Iterable[_Union[TokenOutput, _Mapping]]] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("request",)
+    __slots__ = ("request", "replica_address")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     request: Request
-    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ...) -> None: ...
+    replica_address: str
+    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ..., replica_address: _Optional[str] = ...) -> None: ...
 
 class SubmitResponse(_message.Message):
     __slots__ = ()
@@ -302,3 +310,41 @@ class StreamOutputsResponse(_message.Message):
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[TokenOutput]
     def __init__(self, outputs: _Optional[_Iterable[_Union[TokenOutput, _Mapping]]] = ...) -> None: ...
+
+class Ownership(_message.Message):
+    __slots__ = ("request_id", "router_id", "state", "block_ids", "age_s")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    router_id: str
+    state: str
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    age_s: float
+    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., state: _Optional[str] = ..., block_ids: _Optional[_Iterable[int]] = ..., age_s: _Optional[float] = ...) -> None: ...
+
+class AuditWorkerRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AuditWorkerResponse(_message.Message):
+    __slots__ = ("name", "incarnation", "blocks_total", "free_block_ids", "cached_block_ids", "owners", "lease_s", "contradiction")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    CONTRADICTION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    incarnation: str
+    blocks_total: int
+    free_block_ids: _containers.RepeatedScalarFieldContainer[int]
+    cached_block_ids: _containers.RepeatedScalarFieldContainer[int]
+    owners: _containers.RepeatedCompositeFieldContainer[Ownership]
+    lease_s: float
+    contradiction: str
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., blocks_total: _Optional[int] = ..., free_block_ids: _Optional[_Iterable[int]] = ..., cached_block_ids: _Optional[_Iterable[int]] = ..., owners: _Optional[_Iterable[_Union[Ownership, _Mapping]]] = ..., lease_s: _Optional[float] = ..., contradiction: _Optional[str] = ...) -> None: ...
