@@ -16,6 +16,7 @@ from workers.engine.engine import Engine
 from workers.engine.executor import Executor
 from workers.errors import InvalidRequestError, KVFerryError
 from workers.kv_transfer.base import Grant
+from workers.kv_transfer.outgoing import FrameSender
 from workers.kv_transfer.peers import Peers
 from workers.kv_transfer.transports import open_transports
 from workers.outputs import OutputStreams
@@ -57,7 +58,8 @@ class Worker:
         self.outputs = OutputStreams(transfer.lease_s, self._lose_router)
         self.decode = Decode(self.engine, self.layout, self.incarnation, transfer, self._publish_failure)
         self._peers = Peers(self._network, self.transports, self.layout, self.incarnation, transfer)
-        self._prefill = Prefill(self.engine, self._peers, self.layout, transfer)
+        self._frames = FrameSender(executor, self.layout, transfer)
+        self._prefill = Prefill(self.engine, self._peers, self._frames, transfer)
         self._server = self._network.server()
         self._add_services(self._server)
         self.address = await self._network.listen(self._server, self.config.host, self.config.port)
@@ -98,7 +100,7 @@ class Worker:
             self.engine.abort(request_id)
 
     def stats(self) -> worker_pb2.WorkerStats:
-        stats = worker_stats(self.config, self.incarnation, self.layout, self.engine, self._prefill, self.decode)
+        stats = worker_stats(self.config, self.incarnation, self.layout, self.engine, self._frames, self.decode)
         stats.peers.extend(
             worker_pb2.PeerStats(incarnation=peer.incarnation, transport=peer.transport)
             for peer in self._peers.connected

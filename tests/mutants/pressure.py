@@ -77,8 +77,8 @@ PRESSURE = (
     Mutant(
         "no more frames are in flight than the receiver gave credits for",
         "D5",
-        PREFILL,
-        "async with shipment.peer.window:",
+        "workers/kv_transfer/outgoing.py",
+        "async with outgoing.peer.window:",
         "if True:",
         (f"{PREFILL_TESTS}::test_no_more_frames_are_in_flight_than_credits_were_given",),
     ),
