@@ -71,8 +71,9 @@ class Router:
         by_index = {choice.request.choice: choice for choice in choices}
         for attempt in range(num_attempts, self._config.max_attempts):
             num_tokens = _num_tokens(choices)
+            numbered = self._numbered(request)
             try:
-                async with aclosing(self._attempt(self._numbered(request), give_up_s)) as outputs:
+                async with aclosing(self._attempt(numbered, give_up_s)) as outputs:
                     async for output in outputs:
                         yield by_index[output.choice].take(output)
                 return
@@ -85,6 +86,8 @@ class Router:
                 )  # fmt: skip
                 if _num_tokens(choices) > num_tokens:
                     give_up_s = _now() + self._config.worker_wait_s
+                    for choice in choices:
+                        choice.request.replica_address = numbered.replica_address
                 await asyncio.sleep(self._config.retry_s * 2**attempt)
             if len(choices) > 1 and _num_tokens(choices):
                 # From here on they differ: each goes on alone.
@@ -112,6 +115,7 @@ class Router:
             router_id=self.incarnation,
             cache_salt=request.cache_salt,
             choice=request.choice,
+            replica_address=request.replica_address,
         )
 
     async def _attempt(self, request: Request, give_up_s: float) -> AsyncGenerator[TokenOutput, None]:
@@ -119,6 +123,7 @@ class Router:
         arrived_s = _now()
         placement = await self._admission.place(request, give_up_s=give_up_s)
         queued_s = _now() - arrived_s
+        request.replica_address = placement.replica_address
         heard: set[int] = set()
         running = set(request.choices)
         placement.decode.expect(request.request_id)

@@ -92,9 +92,9 @@ class WorkerHandle:
         state = router_pb2.WORKER_STATE_READY if self.reachable else router_pb2.WORKER_STATE_UNREACHABLE
         return router_pb2.WorkerStatus(address=self.address, state=state, stats=self.stats)
 
-    async def reserve(self, request: Request) -> worker_pb2.Grant:
+    async def reserve(self, request: Request, replica_address: str) -> worker_pb2.Grant:
         """Raises OverloadedError when the worker has no room now."""
-        message = worker_pb2.ReserveRequest(request=request_to_pb(request))
+        message = worker_pb2.ReserveRequest(request=request_to_pb(request), replica_address=replica_address)
         return (await call(self._stub.Reserve(message, timeout=self._config.rpc_timeout_s))).grant
 
     async def prefill(self, request: Request, grant: worker_pb2.Grant) -> list[TokenOutput]:
@@ -112,7 +112,7 @@ class WorkerHandle:
             answer.cancel()
 
     async def submit(self, request: Request) -> None:
-        message = worker_pb2.SubmitRequest(request=request_to_pb(request))
+        message = worker_pb2.SubmitRequest(request=request_to_pb(request), replica_address=request.replica_address)
         await call(self._stub.Submit(message, timeout=self._config.rpc_timeout_s))
 
     async def abort(self, request_id: str) -> None:

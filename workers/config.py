@@ -136,6 +136,11 @@ class TransferConfig(Strict):
     rpc_timeout_s: float = Field(default=10.0, gt=0)
     # Hand-offs a decode worker lets wait for KV at once.
     max_num_grants: int = Field(default=64, ge=1)
+    # How a stream goes on whose decode worker died. recompute: its tokens are computed again. replicate: its KV is
+    # copied to another worker as it grows, which then goes on from there.
+    resume: Literal["recompute", "replicate"] = "recompute"
+    # Copies a worker sends, and takes, at once.
+    max_num_replicas: int = Field(default=4, ge=1)
 
 
 class WorkerConfig(EngineConfig):
@@ -147,3 +152,12 @@ class WorkerConfig(EngineConfig):
     # 0: any free port.
     port: int = Field(default=0, ge=0, le=65535)
     transfer: TransferConfig = TransferConfig()
+
+    @model_validator(mode="after")
+    def _copies_are_found_as_prefixes(self) -> Self:
+        if self.transfer.resume == "replicate" and not self.enable_prefix_caching:
+            raise ValueError(
+                "transfer.resume: replicate keeps copies in the prefix cache; set enable_prefix_caching: true, or "
+                "transfer.resume: recompute"
+            )
+        return self

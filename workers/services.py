@@ -34,7 +34,7 @@ class WorkerService(worker_grpc.WorkerServiceServicer):
 
     @typed_errors
     async def Reserve(self, request: worker_pb2.ReserveRequest, context: Context) -> worker_pb2.ReserveResponse:
-        grant = self._worker.reserve(request_from_pb(request.request))
+        grant = self._worker.reserve(request_from_pb(request.request, request.replica_address))
         return worker_pb2.ReserveResponse(grant=grant.to_proto())
 
     @typed_errors
@@ -44,7 +44,7 @@ class WorkerService(worker_grpc.WorkerServiceServicer):
 
     @typed_errors
     async def Submit(self, request: worker_pb2.SubmitRequest, context: Context) -> worker_pb2.SubmitResponse:
-        self._worker.submit(request_from_pb(request.request))
+        self._worker.submit(request_from_pb(request.request, request.replica_address))
         return worker_pb2.SubmitResponse()
 
     @typed_errors
@@ -98,3 +98,10 @@ class KVTransferService(kv_grpc.KVTransferServiceServicer):
     @typed_errors
     async def Renew(self, request: kv_transfer_pb2.RenewRequest, context: Context) -> kv_transfer_pb2.RenewResponse:
         return kv_transfer_pb2.RenewResponse(lost_grant_ids=self._worker.decode.renew(request))
+
+    @typed_errors
+    async def ReserveReplica(
+        self, request: kv_transfer_pb2.ReserveReplicaRequest, context: Context
+    ) -> kv_transfer_pb2.ReserveReplicaResponse:
+        grant = self._worker.reserve_replica(request_from_pb(request.request))
+        return kv_transfer_pb2.ReserveReplicaResponse(grant=grant.to_proto())

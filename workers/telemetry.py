@@ -43,6 +43,7 @@ def worker_stats(
     stats = engine_stats(engine)
     stats.name, stats.role, stats.incarnation = config.name, config.role, incarnation
     stats.node, stats.pid, stats.fingerprint = platform.node(), os.getpid(), layout.fingerprint
+    stats.replicates = config.transfer.resume == "replicate"
     stats.blocks_quarantined = decode.num_blocks_quarantined
     # Quarantined blocks are held like those that are being read; the sum counts each once.
     stats.blocks_in_use -= decode.num_blocks_quarantined

@@ -21,6 +21,7 @@ from workers.kv_transfer.peers import Peers
 from workers.kv_transfer.transports import open_transports
 from workers.outputs import OutputStreams
 from workers.prefill import Prefill
+from workers.replicas import Replicas
 from workers.request import Request, TokenOutput, failure
 from workers.rpc import GrpcNetwork, Network, close_quietly
 from workers.services import KVTransferService, WorkerService
@@ -60,6 +61,7 @@ class Worker:
         self._peers = Peers(self._network, self.transports, self.layout, self.incarnation, transfer)
         self._frames = FrameSender(executor, self.layout, transfer)
         self._prefill = Prefill(self.engine, self._peers, self._frames, transfer)
+        self._replicas = Replicas(self.engine, self._peers, self._frames, transfer)
         self._server = self._network.server()
         self._add_services(self._server)
         self.address = await self._network.listen(self._server, self.config.host, self.config.port)
@@ -73,6 +75,7 @@ class Worker:
         await close_quietly(self._loop)
         await self._server.stop(None)
         await self._prefill.close()
+        await self._replicas.close()
         self.decode.close()
         self.outputs.close()
         await self._peers.close()
@@ -84,6 +87,11 @@ class Worker:
         grant = self.decode.reserve(request, self.address)
         self.outputs.expect(request.router_id)
         return grant
+
+    def reserve_replica(self, request: Request) -> Grant:
+        """Room for a copy of another worker's KV. Raises OverloadedError when there is none."""
+        self._check(request)
+        return self.decode.reserve_replica(request, self.address)
 
     async def prefill(self, request: Request, grant: Grant) -> list[TokenOutput]:
         self._check(request)
@@ -101,6 +109,8 @@ class Worker:
 
     def stats(self) -> worker_pb2.WorkerStats:
         stats = worker_stats(self.config, self.incarnation, self.layout, self.engine, self._frames, self.decode)
+        stats.kv_bytes_replicated = self._replicas.num_bytes_kept
+        stats.num_replicas_refused = self._replicas.num_refused
         stats.peers.extend(
             worker_pb2.PeerStats(incarnation=peer.incarnation, transport=peer.transport)
             for peer in self._peers.connected
@@ -117,6 +127,7 @@ class Worker:
                 self._fail_all(KVFerryError(f"{self.config.name}: a step failed: {type(exc).__name__}: {exc}"))
                 continue
             self.outputs.publish(self._prefill.advance(outputs))
+            self._replicas.advance()
 
     def _check(self, request: Request) -> None:
         """What a router should have refused, and an id that is taken: the same request sent again replaces itself."""

@@ -15,7 +15,9 @@ from workers.errors import StaleGrantError
 from workers.kv_transfer.base import Grant, Transport
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.transports import Transports
+from workers.request import Request
 from workers.rpc import Network, call
+from workers.wire import request_to_pb
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,12 @@ class Peer:
     async def release(self, grant_id: int, reason: str) -> None:
         message = pb.ReleaseRequest(grant_id=grant_id, incarnation=self.incarnation, reason=reason)
         await call(self._stub.Release(message, timeout=self._timeout_s))
+
+    async def reserve_replica(self, request: Request) -> Grant:
+        """Ask for room for a copy. Of any incarnation: the grant tells which. Raises OverloadedError."""
+        message = pb.ReserveReplicaRequest(request=request_to_pb(request))
+        answer = await call(self._stub.ReserveReplica(message, timeout=self._timeout_s))
+        return Grant.from_proto(answer.grant)
 
     async def renew(self, grant_ids: Iterable[int], timeout_s: float) -> list[int]:
         """The grants among `grant_ids` that are no more."""
@@ -77,7 +85,7 @@ class Peers:
     async def get(self, grant: Grant) -> Peer:
         """The peer that gave `grant`. Raises StaleGrantError when another incarnation is there, LayoutMismatchError,
         UnavailableError or DeadlineError."""
-        async with self._connecting.setdefault(grant.address, asyncio.Lock()):
+        async with self._lock(grant.address):
             peer = self._peers.get(grant.address)
             if peer is None or peer.incarnation != grant.incarnation:
                 found = await self._connect(grant.address)
@@ -90,9 +98,19 @@ class Peers:
             raise StaleGrantError(f"the worker at {grant.address} is not the one that gave grant {grant.grant_id}")
         return peer
 
+    async def at(self, address: str) -> Peer:
+        """The peer that was last known at `address`. Raises LayoutMismatchError, UnavailableError or DeadlineError."""
+        async with self._lock(address):
+            if address not in self._peers:
+                self._peers[address] = await self._connect(address)
+            return self._peers[address]
+
     async def close(self) -> None:
         for address in list(self._peers):
             await self._drop(address)
+
+    def _lock(self, address: str) -> asyncio.Lock:
+        return self._connecting.setdefault(address, asyncio.Lock())
 
     async def _connect(self, address: str) -> Peer:
         channel = self._network.connect(address)
