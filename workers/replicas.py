@@ -60,6 +60,8 @@ class Replicas:
         now = _now()
         due = [r for r in running if r not in copying and self._replicas[r].not_before_s <= now]
         due = sorted((r for r in due if self._num_behind(r) > 0), key=self._num_behind, reverse=True)
+        if not self._engine.block_manager.can_allocate(len(running)):
+            return  # What is preempted to make room must give its blocks at once, and a copy holds them.
         for request in due[: self._config.max_num_replicas - len(copying)]:
             self._begin(request, self._replicas[request])
 
