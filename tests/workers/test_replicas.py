@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.factories import BLOCK_SIZE, GREEDY, in_use, make_request, make_worke
 from tests.fake_model import HEAD_DIM, NUM_LAYERS, expected_tokens, kv_of
 from tests.workers.test_decode import Stage, commit_of, frame_of, on_stage
 from workers.errors import FrameError, OverloadedError, StaleGrantError
+from workers.kv_transfer.base import Grant
 from workers.kv_transfer.layout import DTYPE_BYTES
 from workers.request import Request, SamplingParams
 from workers.rpc import close_quietly
@@ -146,7 +148,7 @@ def test_a_copy_of_a_request_that_ends_meanwhile_holds_its_own_kv(end_of_it):
     async def script(two: Two) -> None:
         for i in range(12):
             victim = two.submit(21 + i, replace(GREEDY, max_tokens=6 + i), f"victim{i}")
-            await two.until(lambda victim=victim: victim.num_output_tokens >= 2)
+            await two.until(partial(_has_tokens, victim, 2))
             await asyncio.sleep(0.002 * i)
             if end_of_it == "abort":
                 two.worker.abort(victim.request_id)
@@ -218,20 +220,31 @@ def test_copies_are_few_at_once_and_everybody_gets_a_turn():
 
 def test_a_long_prompt_is_copied_piece_by_piece_and_again_so_when_the_peer_lost_it(monkeypatch):
     monkeypatch.setattr("workers.replicas._MAX_TOKENS", 3 * BLOCK_SIZE)
-    grants = []
+    wanted: list[int] = []
 
     async def script(two: Two) -> None:
         reserve = two.peer.reserve_replica
-        monkeypatch.setattr(two.peer, "reserve_replica", lambda request: grants.append(g := reserve(request)) or g)
+
+        def watched(request: Request) -> Grant:
+            grant = reserve(request)
+            wanted.append(grant.end - grant.start)
+            return grant
+
+        monkeypatch.setattr(two.peer, "reserve_replica", watched)
         request = two.submit(100, replace(GREEDY, max_tokens=55))
         await two.until(lambda: two.num_copied(request) >= 100 // BLOCK_SIZE)
-        assert all(grant.end - grant.start <= 3 * BLOCK_SIZE for grant in grants)
+        assert all(num_tokens <= 3 * BLOCK_SIZE for num_tokens in wanted)
         evict_all(two)
         await two.end_of(request)
         assert two.num_copied(request) >= 100 // BLOCK_SIZE
-        assert sum(grant.end - grant.start > 3 * BLOCK_SIZE for grant in grants) == 1
+        # It heard of the loss once, and began anew.
+        assert sum(num_tokens > 3 * BLOCK_SIZE for num_tokens in wanted) == 1
 
     on_two(script, step_s=lambda batch: 0.05)
+
+
+def _has_tokens(request: Request, count: int) -> bool:
+    return request.num_output_tokens >= count
 
 
 def evict_all(two: Two) -> None:

@@ -70,7 +70,7 @@ class FrameSender:
                 outgoing.first_sent_s = asyncio.get_running_loop().time()
             self.num_frames_overlapped += request.num_computed_tokens < grant.end
             frame = Frame(grant.grant_id, grant.incarnation, *layers, *tokens, payload)
-            await outgoing.peer.sender.send(frame, request.request_id, self._config.rpc_timeout_s)
+            await outgoing.peer.send(frame, request.request_id)
         outgoing.num_frames += 1
         outgoing.num_bytes += len(payload)
         self.num_frames_sent += 1
