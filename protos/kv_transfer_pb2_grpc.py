@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class KVTransferServiceStub:
-    """What a prefill worker asks of a decode worker. Frames themselves go as raw bytes to the method Put of this
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
     service, outside protobuf (workers/kv_transfer/frame.py).
     """
 
@@ -64,7 +64,7 @@ class KVTransferServiceStub:
 
 
 class KVTransferServiceServicer:
-    """What a prefill worker asks of a decode worker. Frames themselves go as raw bytes to the method Put of this
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
     service, outside protobuf (workers/kv_transfer/frame.py).
     """
 
@@ -138,7 +138,7 @@ def add_KVTransferServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KVTransferService:
-    """What a prefill worker asks of a decode worker. Frames themselves go as raw bytes to the method Put of this
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
     service, outside protobuf (workers/kv_transfer/frame.py).
     """
 

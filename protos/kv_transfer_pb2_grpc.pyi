@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class KVTransferServiceStub:
-    """What a prefill worker asks of a decode worker. Frames themselves go as raw bytes to the method Put of this
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
     service, outside protobuf (workers/kv_transfer/frame.py).
     """
 
@@ -47,7 +47,7 @@ class KVTransferServiceStub:
 
 @_typing.type_check_only
 class KVTransferServiceAsyncStub(KVTransferServiceStub):
-    """What a prefill worker asks of a decode worker. Frames themselves go as raw bytes to the method Put of this
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
     service, outside protobuf (workers/kv_transfer/frame.py).
     """
 
@@ -63,7 +63,7 @@ class KVTransferServiceAsyncStub(KVTransferServiceStub):
     """
 
 class KVTransferServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What a prefill worker asks of a decode worker. Frames themselves go as raw bytes to the method Put of this
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
     service, outside protobuf (workers/kv_transfer/frame.py).
     """
 

@@ -64,7 +64,7 @@ class WorkerService(worker_grpc.WorkerServiceServicer):
 
 
 class KVTransferService(kv_grpc.KVTransferServiceServicer):
-    """What prefill workers ask."""
+    """What workers ask that send KV here."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker

@@ -10,6 +10,7 @@ from __future__ import annotations
 from tests.mutants.aborts import ABORTS
 from tests.mutants.meaning import MEANING
 from tests.mutants.pressure import PRESSURE
+from tests.mutants.replicas import COPIES
 from tests.mutants.wrong_output import WRONG_OUTPUT
 
-MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE)
+MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *COPIES)

@@ -52,6 +52,12 @@ def computed(cluster: SimCluster) -> list[tuple[str, int, int]]:
     return [entry for step in steps for entry in step]
 
 
+def workers_of(cluster: SimCluster, attempt: str) -> set[str]:
+    """Those that computed anything of the attempt whose id ends so."""
+    steps = {name: runner_of(worker.engine).steps for name, worker in cluster.alive().items()}
+    return {name for name in steps for step in steps[name] for entry in step if entry[0].endswith(attempt)}
+
+
 def computed_again(cluster: SimCluster, num_known: int) -> int:
     """Of the only request's first `num_known` tokens, those that its second attempt computed."""
     again = [(start, start + n) for request_id, start, n in computed(cluster) if request_id.endswith(".2")]
@@ -204,5 +210,36 @@ def test_once_a_decode_worker_is_back_the_prefill_worker_with_the_copy_hands_it_
             assert await asking == expected_tokens(prompt_of(50), LONG)
             assert computed_again(cluster, 50 + 30) <= 2 * BLOCK_SIZE
             assert cluster.workers[victim].stats().num_frames_received > 0
+
+    run(main())
+
+
+def test_a_stream_goes_where_its_copy_is_though_another_has_less_to_do():
+    async def main() -> None:
+        async with replicating(1, 3) as cluster:
+            asking = [ask(cluster, length) for length in (50, 60)]
+            await decoding(cluster, 20)
+            # d1 has the copy of what d0 decodes, and a request of its own; d2 is idle.
+            assert [len(cluster.workers[name].engine.requests) for name in ("d0", "d1", "d2")] == [1, 1, 0]
+            await cluster.kill("d0")
+            assert await asyncio.gather(*asking) == [expected_tokens(prompt_of(n), LONG) for n in (50, 60)]
+            assert workers_of(cluster, ".3") == {"d1"}
+
+    run(main())
+
+
+def test_with_no_decode_worker_left_the_prefill_worker_with_the_copy_decodes():
+    async def main() -> None:
+        async with replicating(3, 1) as cluster:
+            # So that the first prompt goes to another prefill worker than the next does.
+            others = [ask(cluster, length) for length in (90, 91)]
+            await asyncio.sleep(0.001)
+            asking = ask(cluster, 50)
+            await asyncio.gather(*others)
+            await cluster.kill("d0")
+            assert await asking == expected_tokens(prompt_of(50), LONG)
+            assert workers_of(cluster, ".4") == {"p2"}
+            # All but a block or two of its prompt and of what d0 had decoded was there.
+            assert min(start for attempt, start, _ in computed(cluster) if attempt.endswith(".4")) > 50
 
     run(main())

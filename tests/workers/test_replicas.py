@@ -177,6 +177,12 @@ def test_a_request_is_preempted_while_it_is_copied(monkeypatch):
             were_copied.append(two.worker._replicas._replicas[victim].copying is not None)
             preempt(victim)
 
+        def begun(copy: Request) -> None:
+            assert two.worker.engine.block_manager.can_allocate(len(scheduler.running)), "its blocks may be missed"
+            hold(copy)
+
+        hold = two.worker.engine.hold
+        monkeypatch.setattr(two.worker.engine, "hold", begun)
         monkeypatch.setattr(scheduler, "_preempt", watched)
         requests = [two.submit(20 + i, replace(GREEDY, max_tokens=50)) for i in range(5)]
         await two.end_of(*requests)
@@ -237,6 +243,7 @@ def test_a_long_prompt_is_copied_piece_by_piece_and_again_so_when_the_peer_lost_
         evict_all(two)
         await two.end_of(request)
         assert two.num_copied(request) >= 100 // BLOCK_SIZE
+        assert two.worker.stats().num_replicas_refused == 1
         # It heard of the loss once, and began anew.
         assert sum(num_tokens > 3 * BLOCK_SIZE for num_tokens in wanted) == 1
 
@@ -386,5 +393,19 @@ def test_a_copy_that_is_given_up_frees_its_blocks_by_its_lease_and_tells_no_rout
         assert stage.engine.num_blocks_reserved > 0
         await asyncio.sleep(stage.decode._config.lease_s + 0.1)
         assert not stage.failures
+
+    on_stage(script, **ON)
+
+
+def test_a_copy_that_is_not_whole_is_refused():
+    async def script(stage: Stage) -> None:
+        request, grant = copy_on(stage)
+        frame = frame_of(request, grant, (1, NUM_LAYERS), (0, grant.end))
+        await stage.receive(frame, request_id="copy")
+        message = commit_of(grant, [frame])
+        message.first_token_ids.clear()
+        with pytest.raises(FrameError, match="incomplete"):
+            stage.decode.commit(message)
+        assert stage.engine.block_manager.num_cached == 0
 
     on_stage(script, **ON)

@@ -1,4 +1,4 @@
-"""The decode workers that a prefill worker sends to, each known by its incarnation."""
+"""The workers that this one sends KV to, each known by its incarnation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Peer:
-    """One incarnation of a decode worker: a small channel for words, a sender for frames, a window of credits."""
+    """One incarnation of a worker: a small channel for words, a sender for frames, a window of credits."""
 
     def __init__(
         self,
