@@ -84,6 +84,16 @@ class ClusterConfig(EngineConfig):
         return self
 
     @model_validator(mode="after")
+    def _a_copy_needs_another_worker(self) -> ClusterConfig:
+        num_workers = sum(self.role(role).replicas for role in _ROLES)
+        if self.transfer.resume == "replicate" and num_workers == 1:
+            raise ValueError(
+                "transfer.resume: replicate needs another worker to keep copies; set colocated.replicas to at least 2, "
+                "or transfer.resume: recompute"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _two_servers_need_two_ports(self) -> ClusterConfig:
         if self.router.http_port == self.router.grpc_port != 0:
             raise ValueError(f"router.http_port and router.grpc_port are both {self.router.http_port}: choose two")
