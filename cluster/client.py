@@ -105,6 +105,13 @@ class Client:
         except grpc.RpcError as exc:
             raise _error(exc, self.target) from None
 
+    def audit(self, timeout_s: float = _STATUS_TIMEOUT_S) -> pb.AuditRouterResponse:
+        """Who owns which block, and which requests the router waits for (cluster/verify.py)."""
+        try:
+            return self._stub.AuditRouter(pb.AuditRouterRequest(), timeout=timeout_s)
+        except grpc.RpcError as exc:
+            raise _error(exc, self.target) from None
+
     def close(self) -> None:
         self._channel.close()
 

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from protos import worker_pb2
+from protos import router_pb2, worker_pb2
 from router.admission import Admission, Placement
 from router.config import RouterConfig
 from router.merge import merge
@@ -44,11 +44,16 @@ class Router:
         self._admission = Admission(pool, config)
         self._background: set[asyncio.Task[None]] = set()
         self._num_attempts = 0
-        self.num_running = 0
+        # Those under way, by their ids on the workers.
+        self._attempts: dict[str, Placement] = {}
 
     @property
     def num_queued(self) -> int:
         return self._admission.num_queued
+
+    @property
+    def num_running(self) -> int:
+        return len(self._attempts)
 
     def generate(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str = ""
@@ -96,6 +101,19 @@ class Router:
                         yield output
                 return
 
+    async def audit(self) -> router_pb2.AuditRouterResponse:
+        """Which blocks the workers say they own for whom, and what this router waits for."""
+        workers = await self._pool.audit()
+        attempts = [
+            router_pb2.Attempt(
+                request_id=request_id,
+                prefill_address=placement.prefill.address,
+                decode_address=placement.decode.address,
+            )
+            for request_id, placement in self._attempts.items()
+        ]
+        return router_pb2.AuditRouterResponse(incarnation=self.incarnation, workers=workers, attempts=attempts)
+
     async def stop(self) -> None:
         await asyncio.gather(*self._background, return_exceptions=True)
 
@@ -122,7 +140,7 @@ class Router:
         heard: set[int] = set()
         running = set(request.choices)
         placement.decode.expect(request.request_id)
-        self.num_running += 1
+        self._attempts[request.request_id] = placement
         try:
             async with aclosing(self._run(request, placement)) as outputs:
                 async for output in outputs:
@@ -132,7 +150,7 @@ class Router:
                     heard.add(output.choice)
                     yield replace(output, timeline=queued + (output.timeline or Timeline()))
         finally:
-            self.num_running -= 1
+            del self._attempts[request.request_id]
             placement.decode.forget(request.request_id)
             if running:
                 self._abort(request.request_id, placement)

@@ -56,6 +56,8 @@ class WorkerHandle:
         self._channel = network.connect(address)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._outputs: dict[str, _Outputs] = {}
+        # Sent again, and not answered yet.
+        self._aborts: dict[str, asyncio.Task[None]] = {}
         self._misses = _MAX_MISSES
         self._streaming = False
         self._first_contact = asyncio.Event()
@@ -71,7 +73,7 @@ class WorkerHandle:
             logger.warning("worker at %s does not answer yet", self.address)
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        for task in (*self._tasks, *self._aborts.values()):
             await close_quietly(task)
         self._fail_all(UnavailableError("the router is stopping; send the request again"))
         await self._channel.close()
@@ -122,6 +124,14 @@ class WorkerHandle:
             await call(self._stub.Abort(message, timeout=self._config.rpc_timeout_s))
         except KVFerryError as error:
             logger.info("%s: abort did not reach %s: %s", request_id, self.address, error.message)
+
+    async def audit(self) -> router_pb2.WorkerAudit:
+        try:
+            message = worker_pb2.AuditWorkerRequest()
+            answer = await call(self._stub.AuditWorker(message, timeout=self._config.rpc_timeout_s))
+        except KVFerryError as error:
+            return router_pb2.WorkerAudit(address=self.address, error=error.message)
+        return router_pb2.WorkerAudit(address=self.address, audit=answer)
 
     def expect(self, request_id: str) -> None:
         """From now on keep this request's outputs for `outputs`; `forget` ends it."""
@@ -204,6 +214,14 @@ class WorkerHandle:
         for output in outputs:
             if waiting := self._outputs.get(output.request_id):
                 waiting.put(output_from_pb(output))
+            elif output.finish_reason == worker_pb2.FINISH_REASON_UNSPECIFIED:
+                self._abort_again(output.request_id)
+
+    def _abort_again(self, request_id: str) -> None:
+        """It goes on there, and nobody waits for it: its abort is on the way, or got lost."""
+        if request_id not in self._aborts:
+            self._aborts[request_id] = task = asyncio.create_task(self.abort(request_id))
+            task.add_done_callback(lambda _: self._aborts.pop(request_id))
 
     def _note_change(self) -> None:
         if self.reachable:

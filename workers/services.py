@@ -53,6 +53,12 @@ class WorkerService(worker_grpc.WorkerServiceServicer):
             self._worker.abort(request_id)
         return worker_pb2.AbortResponse()
 
+    @typed_errors
+    async def AuditWorker(
+        self, request: worker_pb2.AuditWorkerRequest, context: Context
+    ) -> worker_pb2.AuditWorkerResponse:
+        return self._worker.audit()
+
     async def StreamOutputs(
         self, request: worker_pb2.StreamOutputsRequest, context: Context
     ) -> AsyncIterator[worker_pb2.StreamOutputsResponse]:

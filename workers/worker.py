@@ -10,6 +10,7 @@ from collections.abc import Callable
 import grpc.aio
 
 from protos import kv_transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
+from workers.audit import audit_worker
 from workers.config import WorkerConfig
 from workers.decode import Decode
 from workers.engine.engine import Engine
@@ -104,6 +105,9 @@ class Worker:
             for peer in self._peers.connected
         )
         return stats
+
+    def audit(self) -> worker_pb2.AuditWorkerResponse:
+        return audit_worker(self.config, self.incarnation, self.engine, self.decode)
 
     async def _run(self) -> None:
         while True:
