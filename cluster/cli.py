@@ -36,7 +36,8 @@ def cli() -> None:
 @cli.command()
 @click.argument("config", required=False, type=click.Path())
 @click.option("--detach", is_flag=True, help="Return when the cluster is ready; `kvferry down` stops it.")
-def up(config: str | None, detach: bool) -> None:
+@click.option("--allow-faults", is_flag=True, help="Inject the config's faults, to test what survives them.")
+def up(config: str | None, detach: bool, allow_faults: bool) -> None:
     """Start a cluster and wait until it is ready.
 
     CONFIG is a YAML file; without one: SmolLM2-135M-Instruct on the CPU, one prefill and one decode worker.
@@ -44,7 +45,7 @@ def up(config: str | None, detach: bool) -> None:
     from cluster import up as process
     from cluster.config import load_config
 
-    settings = load_config(config)
+    settings = load_config(config, allow_faults)
     if detach:
         state = process.detach(settings, config)
         click.echo(process.ready_line(settings.name, state.http_endpoint, state.grpc_endpoint))

@@ -16,6 +16,7 @@ from workers.decode import Decode
 from workers.engine.engine import Engine
 from workers.engine.executor import Executor
 from workers.errors import InvalidRequestError, KVFerryError
+from workers.faults import faulty_border
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.peers import Peers
 from workers.kv_transfer.transports import open_transports
@@ -23,7 +24,7 @@ from workers.outputs import OutputStreams
 from workers.prefill import Prefill
 from workers.request import Request, TokenOutput, failure
 from workers.rpc import GrpcNetwork, Network, close_quietly
-from workers.services import KVTransferService, WorkerService
+from workers.services import border_of
 from workers.telemetry import worker_stats
 
 logger = logging.getLogger(__name__)
@@ -165,9 +166,10 @@ class Worker:
             self.abort(request_id)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerService(self), server)
-        kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(KVTransferService(self), server)
-        self.transports.serve(self.decode, server)
+        border = faulty_border(self) if self.config.faults else border_of(self)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(border.worker_service, server)
+        kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(border.kv_service, server)
+        self.transports.serve(border.receiver, server)
 
 
 def _load_model(config: WorkerConfig) -> Executor:

@@ -16,6 +16,22 @@ SCHEDULER_TESTS = "tests/workers/engine/test_scheduler.py"
 
 PRESSURE = (
     Mutant(
+        "faults are not injected unless a flag allows them",
+        "-",
+        "cluster/config.py",
+        "if config.faults and not allow_faults:",
+        "if False:",
+        ("tests/cluster/test_config.py::test_faults_are_refused_unless_a_flag_allows_them",),
+    ),
+    Mutant(
+        "a request that goes on though nobody waits for it is aborted again",
+        "A1",
+        "router/worker_handle.py",
+        "self._abort_again(output.request_id)",
+        "pass",
+        ("tests/router/test_stalls.py::test_a_request_whose_abort_got_lost_is_aborted_again_when_it_is_heard_of",),
+    ),
+    Mutant(
         "with no decode worker left a prefill worker decodes",
         "D1",
         "router/pool.py",
