@@ -115,6 +115,22 @@ def test_answers_are_exact_whatever_happens_to_frames(fault):
     on_cluster(script, {"fault": fault, "probability": 0.05, "delay_s": 1.5})
 
 
+@pytest.mark.parametrize("number", range(5))
+def test_a_flipped_bit_in_any_frame_is_found_before_token_2_and_the_client_sees_no_error(number):
+    async def script(cluster: SimCluster) -> None:
+        prompt = prompt_of(40, number)
+        asking = asyncio.create_task(cluster.ask(prompt, LONG))
+        decodes = [cluster.workers[name] for name in ("d0", "d1")]
+        while not any(worker.engine.num_output_tokens for worker in decodes):  # noqa: ASYNC110
+            await asyncio.sleep(0.0005)
+        # The first token of a decode worker comes of the second hand-off, which was whole.
+        (request,) = [request for worker in decodes for request in worker.engine.sequences()]
+        assert request.request_id.endswith(".2")
+        assert await asking == expected_tokens(prompt, LONG)
+
+    on_cluster(script, {"fault": "corrupt_frame", "skip": number, "count": 1})
+
+
 def test_a_frame_that_is_always_damaged_ends_the_request_with_a_typed_error_once_its_tries_are_spent():
     async def script(cluster: SimCluster) -> None:
         with pytest.raises(FrameError):
