@@ -80,11 +80,10 @@ class Client:
         """The answer as it comes; closing the iterator cancels the request. Raises KVFerryError."""
         answering = Answering(prompt, options, self._router)
         while not answering.ended:
-            call = self._stub.Generate(answering.request(), timeout=answering.time_left_s())
+            call = self._stub.Generate(answering.request, timeout=answering.time_left_s())
             try:
                 for message in call:
-                    if chunk := answering.take(message):
-                        yield chunk
+                    yield answering.take(message)
                 answering.require_end()
             except grpc.RpcError as exc:
                 pause_s = answering.pause_s(exc)
@@ -133,11 +132,10 @@ class AsyncClient:
         """The answer as it comes; closing the iterator cancels the request. Raises KVFerryError."""
         answering = Answering(prompt, options, self._router, asyncio.get_running_loop().time)
         while not answering.ended:
-            call = self._stub.Generate(answering.request(), timeout=answering.time_left_s())
+            call = self._stub.Generate(answering.request, timeout=answering.time_left_s())
             try:
                 async for message in call:
-                    if chunk := answering.take(message):
-                        yield chunk
+                    yield answering.take(message)
                 answering.require_end()
             except grpc.aio.AioRpcError as exc:
                 pause_s = answering.pause_s(exc)

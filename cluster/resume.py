@@ -51,6 +51,8 @@ class Answering:
         self._request = build_request(prompt, options)
         # It keys the random numbers: chosen here, it is the same for every router.
         self._request.request_id = self._request.request_id or f"gen-{uuid.uuid4().hex}"
+        # By choice that has not ended: its tokens. Empty before the first piece.
+        self._so_far = self._request.output_token_ids
         self._target = target
         self._clock = clock
         timeout_s = options.get("timeout_s")
@@ -63,6 +65,7 @@ class Answering:
     def ended(self) -> bool:
         return not self._unfinished
 
+    @property
     def request(self) -> pb.GenerateRequest:
         """For what is still to come."""
         return self._request
@@ -70,13 +73,15 @@ class Answering:
     def time_left_s(self) -> float | None:
         return None if self._deadline_s is None else self._deadline_s - self._clock()
 
-    def take(self, message: pb.GenerateResponse) -> Chunk | None:
-        """The next piece; None: of a choice whose last piece was there already."""
+    def take(self, message: pb.GenerateResponse) -> Chunk:
+        """Raises KVFerryError when it is not the next piece."""
         self._target.heard = True
         self._give_up_s, self._num_failed = None, 0
         if message.choice not in self._unfinished:
-            return None
-        held = self._request.output_token_ids[message.choice].token_ids
+            raise KVFerryError(f"{message.request_id}: choice {message.choice} goes on after its end; try again")
+        for choice in self._unfinished:
+            self._so_far.get_or_create(choice)
+        held = self._so_far[message.choice].token_ids
         if message.index != len(held):
             raise KVFerryError(
                 f"{message.request_id}: token {len(held)} is next, {message.index} came: a gap in the answer; try again"
@@ -87,6 +92,7 @@ class Answering:
         chunk = chunk_from_pb(message)
         if chunk.finish_reason is not None:
             self._unfinished.remove(chunk.choice)
+            del self._so_far[chunk.choice]
         return chunk
 
     def require_end(self) -> None:

@@ -60,6 +60,7 @@ def _options(request: router_pb2.GenerateRequest) -> TextOptions:
         include_stop_str_in_output=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
         cache_salt=request.cache_salt,
+        so_far={choice: held.token_ids for choice, held in sorted(request.output_token_ids.items())},
     )
 
 
@@ -86,6 +87,7 @@ def _response(request_id: str, chunk: TextChunk) -> router_pb2.GenerateResponse:
         logprobs=logprobs_to_pb(chunk.logprobs),
         prompt_logprobs=logprobs_to_pb(chunk.prompt_logprobs),
         choice=chunk.choice,
+        seed=chunk.seed,
     )
     if chunk.finish_reason is None:
         return response
