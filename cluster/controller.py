@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from workers.errors import KVFerryError
 
 logger = logging.getLogger(__name__)
 
-# Between the death of a process and its replacement, when it has died often: doubled each time up to the most.
+# Between the death of a process that cannot stay alive and its replacement: doubled each time up to the most.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-# A process that lived this long has not died often.
-_SETTLED_S = 60.0
-# One that is silent for this long is ended and replaced. Routers have long gone around it.
-_SILENCE_S = 20.0
+# One that has answered for this long can: it is replaced at once.
+_SETTLED_S = 3.0
+# One that is silent for this long is ended and replaced. Routers have long gone around it, and no work of ours keeps a
+# process from answering for so long; one that wakes up before goes on where it was.
+_SILENCE_S = 10.0
 
 
 class Health(enum.Enum):
@@ -50,21 +52,31 @@ class Processes(Protocol):
 class _Watched:
     began_s: float
     heard_s: float
-    num_deaths: int = 0
+    # When it first answered; None: it has not yet.
+    answered_s: float | None
+    # In a row, of processes that did not settle.
+    num_early_deaths: int = 0
     # When it is to be begun again; None while it runs.
     due_s: float | None = None
 
 
 class Controller:
-    """`look` again and again; it never waits for a process to start."""
+    """`look` again and again; it never waits for a process to start. All of them are up when it is made."""
 
     def __init__(
-        self, processes: Processes, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        processes: Processes,
+        say: Callable[[str], None],
+        longest_start_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """One that starts for longer than `longest_start_s` is ended and begun again."""
         self._processes = processes
         self._say = say
+        self._longest_start_s = longest_start_s
         self._clock = clock
-        self._watched = {name: _Watched(clock(), clock()) for name in processes.health()}
+        # Whatever came up with all the others has settled.
+        self._watched = {name: _Watched(clock(), clock(), -math.inf) for name in processes.health()}
 
     def look(self) -> None:
         for name, health in self._processes.health().items():
@@ -75,26 +87,33 @@ class Controller:
 
     def _judge(self, name: str, health: Health, watched: _Watched) -> None:
         now_s = self._clock()
-        if health in (Health.ANSWERS, Health.STARTING):
-            watched.heard_s = now_s
-        elif health is Health.DEAD:
-            self._lose(name, watched, "died")
-        elif now_s - watched.heard_s >= _SILENCE_S:
-            self._lose(name, watched, f"has been silent for {_SILENCE_S:.0f} s")
+        match health:
+            case Health.ANSWERS:
+                watched.heard_s = now_s
+                watched.answered_s = watched.answered_s or now_s
+            case Health.STARTING:
+                watched.heard_s = now_s
+                if now_s - watched.began_s >= self._longest_start_s:
+                    self._lose(name, watched, f"has not started within {self._longest_start_s:.0f} s")
+            case Health.DEAD:
+                self._lose(name, watched, "died")
+            case Health.SILENT if now_s - watched.heard_s >= _SILENCE_S:
+                self._lose(name, watched, f"has been silent for {_SILENCE_S:.0f} s")
 
     def _lose(self, name: str, watched: _Watched, how: str) -> None:
         now_s = self._clock()
         log = self._processes.log(name)
         self._processes.end(name)
-        if now_s - watched.began_s > _SETTLED_S:
-            watched.num_deaths = 0
-        pause_s = min(_FIRST_PAUSE_S * 2**watched.num_deaths, _LONGEST_PAUSE_S)
-        watched.num_deaths += 1
+        if watched.answered_s is not None and now_s - watched.answered_s >= _SETTLED_S:
+            watched.num_early_deaths, pause_s, when = 0, 0.0, "now"
+        else:
+            pause_s = min(_FIRST_PAUSE_S * 2**watched.num_early_deaths, _LONGEST_PAUSE_S)
+            watched.num_early_deaths, when = watched.num_early_deaths + 1, f"in {pause_s:g} s"
         watched.due_s = now_s + pause_s
-        self._say(f"{name} {how}: it is started anew in {pause_s:g} s; see {log}")
+        self._say(f"{name} {how}: it is started anew {when}; see {log}")
 
     def _begin(self, name: str, watched: _Watched) -> None:
-        watched.due_s = None
+        watched.due_s = watched.answered_s = None
         watched.began_s = watched.heard_s = self._clock()
         try:
             self._processes.begin(name)
