@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,10 +15,9 @@ from workers.errors import KVFerryError
 
 logger = logging.getLogger(__name__)
 
-# Between the death of a process that cannot stay alive and its replacement: doubled each time up to the most.
+# Between the death of a process that never answered and its replacement: doubled each time up to the most. One that did
+# answer is replaced at once, however often it dies: requests wait for it.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-# One that has answered for this long can: it is replaced at once.
-_SETTLED_S = 3.0
 # One that is silent for this long is ended and replaced. Routers have long gone around it, and no work of ours keeps a
 # process from answering for so long; one that wakes up before goes on where it was.
 _SILENCE_S = 10.0
@@ -52,10 +50,9 @@ class Processes(Protocol):
 class _Watched:
     began_s: float
     heard_s: float
-    # When it first answered; None: it has not yet.
-    answered_s: float | None
-    # In a row, of processes that did not settle.
-    num_early_deaths: int = 0
+    answered: bool = True
+    # Deaths in a row before an answer.
+    num_failed_starts: int = 0
     # When it is to be begun again; None while it runs.
     due_s: float | None = None
 
@@ -75,8 +72,7 @@ class Controller:
         self._say = say
         self._longest_start_s = longest_start_s
         self._clock = clock
-        # Whatever came up with all the others has settled.
-        self._watched = {name: _Watched(clock(), clock(), -math.inf) for name in processes.health()}
+        self._watched = {name: _Watched(clock(), clock()) for name in processes.health()}
 
     def look(self) -> None:
         for name, health in self._processes.health().items():
@@ -90,7 +86,7 @@ class Controller:
         match health:
             case Health.ANSWERS:
                 watched.heard_s = now_s
-                watched.answered_s = watched.answered_s or now_s
+                watched.answered = True
             case Health.STARTING:
                 watched.heard_s = now_s
                 if now_s - watched.began_s >= self._longest_start_s:
@@ -104,16 +100,16 @@ class Controller:
         now_s = self._clock()
         log = self._processes.log(name)
         self._processes.end(name)
-        if watched.answered_s is not None and now_s - watched.answered_s >= _SETTLED_S:
-            watched.num_early_deaths, pause_s, when = 0, 0.0, "now"
+        if watched.answered:
+            watched.num_failed_starts, pause_s, when = 0, 0.0, "now"
         else:
-            pause_s = min(_FIRST_PAUSE_S * 2**watched.num_early_deaths, _LONGEST_PAUSE_S)
-            watched.num_early_deaths, when = watched.num_early_deaths + 1, f"in {pause_s:g} s"
+            pause_s = min(_FIRST_PAUSE_S * 2**watched.num_failed_starts, _LONGEST_PAUSE_S)
+            watched.num_failed_starts, when = watched.num_failed_starts + 1, f"in {pause_s:g} s"
         watched.due_s = now_s + pause_s
         self._say(f"{name} {how}: it is started anew {when}; see {log}")
 
     def _begin(self, name: str, watched: _Watched) -> None:
-        watched.due_s = watched.answered_s = None
+        watched.due_s, watched.answered = None, False
         watched.began_s = watched.heard_s = self._clock()
         try:
             self._processes.begin(name)
