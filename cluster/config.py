@@ -114,6 +114,11 @@ class ClusterConfig(EngineConfig):
         """Every worker's name."""
         return {f"{role}-{i}": role for role in _ROLES for i in range(self.role(role).replicas)}
 
+    def at_ports(self, http: str, grpc: str) -> ClusterConfig:
+        """With the ports of these endpoints, so that another router can take the place of the one there."""
+        ports = {key: int(url.rpartition(":")[2]) for key, url in (("http_port", http), ("grpc_port", grpc))}
+        return self.model_copy(update={"router": self.router.model_copy(update=ports)})
+
     def role(self, role: Role) -> RoleConfig:
         config: RoleConfig = getattr(self, role)
         return config
