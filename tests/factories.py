@@ -155,7 +155,7 @@ class SimCluster:
             **self._worker_settings,
         )
         self.workers[name] = worker
-        await worker.start()
+        await self.hosts[name].run(worker.start())
         return worker
 
     async def kill(self, name: str) -> None:
