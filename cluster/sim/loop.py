@@ -72,19 +72,23 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                 handle._callback, handle._args = callback, args
                 self._ready.append(handle)
 
-    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         handle = super().call_soon(callback, *args, context=context)
         if self._frozen:
             self._hold(handle)
         return handle
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
         handle = super().call_at(when, callback, *args, context=context)
         if self._frozen:
             self._hold(handle)
         return handle
 
-    def _hold(self, handle: asyncio.Handle) -> None:
+    def _hold(self, handle: Any) -> None:
         """Let it be kept, rather than run, should its process still be frozen when it is due."""
         process = handle._context.get(PROCESS)
         if process in self._frozen and not handle._cancelled:
