@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
+from collections import deque
 from collections.abc import Coroutine, Mapping
 from contextvars import Context, ContextVar
 from typing import Any, NoReturn, TypeVar
@@ -30,6 +31,10 @@ class VirtualTimeError(Exception):
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """`random` is the seeded source of everything that the real world would decide: latencies, faults, arrivals."""
+
+    # asyncio's own: what runs next, and a heap of timers.
+    _ready: deque[Any]
+    _scheduled: list[Any]
 
     def __init__(self, seed: int = 0, limit_s: float = 3600.0) -> None:
         self.random = random.Random(seed)

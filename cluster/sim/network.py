@@ -45,6 +45,11 @@ def delay(seconds: float) -> Fault:
     return lambda data: ((seconds, data),)
 
 
+def truncate(num_bytes: int) -> Fault:
+    """Let only so many bytes of it arrive."""
+    return lambda data: ((0.0, data[:num_bytes]),)
+
+
 def corrupt(at: int, mask: int = 1) -> Fault:
     """Flip bits of the byte at `at`, which may count from the end."""
 
