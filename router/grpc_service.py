@@ -14,7 +14,7 @@ from router.answer import TextChunk, TextOptions, TextRequest
 from router.structured import native_grammar
 from router.text import Prompt, TextService, new_request_id
 from workers.errors import InvalidRequestError, KVFerryError
-from workers.rpc import abort_with
+from workers.rpc import ACCEPTED_KEY, abort_with
 from workers.wire import logprobs_to_pb, params_from_pb, reason_to_pb, timeline_to_pb
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def Generate(self, request: router_pb2.GenerateRequest, context: GenerateContext) -> None:  # type: ignore[override]
         try:
             prepared = self._prepare(request)
+            await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
             async with aclosing(self._text.stream(prepared)) as chunks:
                 async for chunk in chunks:
                     await context.write(_response(prepared.request_id, chunk))
@@ -59,6 +60,7 @@ def _options(request: router_pb2.GenerateRequest) -> TextOptions:
         include_stop_str_in_output=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
         cache_salt=request.cache_salt,
+        so_far={choice: held.token_ids for choice, held in sorted(request.output_token_ids.items())},
     )
 
 
@@ -85,6 +87,7 @@ def _response(request_id: str, chunk: TextChunk) -> router_pb2.GenerateResponse:
         logprobs=logprobs_to_pb(chunk.logprobs),
         prompt_logprobs=logprobs_to_pb(chunk.prompt_logprobs),
         choice=chunk.choice,
+        seed=chunk.seed,
     )
     if chunk.finish_reason is None:
         return response

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +18,7 @@ from router.admission import Admission, Placement
 from router.config import RouterConfig
 from router.merge import merge
 from router.pool import WorkerPool
+from workers.backoff import pause_s
 from workers.engine.choices import children_of
 from workers.errors import (
     AbortedError,
@@ -51,50 +52,53 @@ class Router:
         return self._admission.num_queued
 
     def generate(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str = ""
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        request_id: str,
+        cache_salt: str = "",
+        so_far: Mapping[int, Sequence[int]] | None = None,
     ) -> AsyncGenerator[TokenOutput, None]:
         """Outputs of all choices: of each with ascending index, the last with finish_reason and its whole timeline.
 
-        Closing it aborts all. The caller has validated params against the model. Raises KVFerryError.
+        `so_far`: by choice, the tokens that are there already, and no choices but these. Closing it aborts all. The
+        caller has validated params against the model. Raises KVFerryError.
         """
         request = Request(request_id, list(prompt_token_ids), params, router_id=self.incarnation, cache_salt=cache_salt)
         choices = [_Choice(one) for one in (children_of(request) if params.n > 1 else [request])]
+        if so_far is not None:
+            choices = [choice for choice in choices if choice.request.choice in so_far]
+            for choice in choices:
+                choice.request.output_token_ids.extend(so_far[choice.request.choice])
         return self._answer(request, choices)
 
     async def _answer(
-        self, request: Request, choices: Sequence[_Choice], num_attempts: int = 0, give_up_s: float = 0.0
+        self, request: Request, choices: Sequence[_Choice], num_failed: int = 0
     ) -> AsyncGenerator[TokenOutput, None]:
-        """All that is still to come of `choices`, for which `request` asks, after so many attempts.
-
-        Until `give_up_s` it waits for a worker to appear: only a stream that has lost one does.
-        """
+        """All that is still to come of `choices`, of those that `request` asks for, after so many failures in a row."""
         by_index = {choice.request.choice: choice for choice in choices}
-        for attempt in range(num_attempts, self._config.max_attempts):
+        while _are_one(request, choices):
             num_tokens = _num_tokens(choices)
             try:
-                async with aclosing(self._attempt(self._numbered(request), give_up_s)) as outputs:
+                async with aclosing(self._attempt(self._numbered(request))) as outputs:
                     async for output in outputs:
                         yield by_index[output.choice].take(output)
                 return
             except _RETRYABLE as error:
-                if attempt + 1 == self._config.max_attempts:
-                    raise
+                # Whoever gets on is not counted out: streams may outlive any number of workers.
+                num_failed = num_failed + 1 if _num_tokens(choices) == num_tokens else 1
                 logger.warning(
-                    "%s: attempt %d ended after %d tokens: %s",
-                    request.request_id, attempt + 1, _num_tokens(choices), error.message,
+                    "%s: try %d ended after %d tokens: %s",
+                    request.request_id, num_failed, _num_tokens(choices), error.message,
                 )  # fmt: skip
-                if _num_tokens(choices) > num_tokens:
-                    give_up_s = _now() + self._config.worker_wait_s
-                await asyncio.sleep(self._config.retry_s * 2**attempt)
-            if len(choices) > 1 and _num_tokens(choices):
-                # From here on they differ: each goes on alone.
-                rest = [choice for choice in choices if not choice.finished]
-                async with aclosing(
-                    merge([self._answer(one.request, [one], attempt + 1, give_up_s) for one in rest])
-                ) as merged:
-                    async for _, output in merged:
-                        yield output
-                return
+                if num_failed >= self._config.max_attempts:
+                    raise
+                key = f"{request.request_id} {request.choice}"
+                await asyncio.sleep(pause_s(self._config.retry_s, num_failed, key))
+        rest = [self._answer(one.request, [one], num_failed) for one in choices if not one.finished]
+        async with aclosing(merge(rest)) as merged:
+            async for _, output in merged:
+                yield output
 
     async def stop(self) -> None:
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -114,10 +118,10 @@ class Router:
             choice=request.choice,
         )
 
-    async def _attempt(self, request: Request, give_up_s: float) -> AsyncGenerator[TokenOutput, None]:
+    async def _attempt(self, request: Request) -> AsyncGenerator[TokenOutput, None]:
         """One try on one pair of workers, from the request's tokens so far."""
         arrived_s = _now()
-        placement = await self._admission.place(request, give_up_s=give_up_s)
+        placement = await self._admission.place(request)
         queued_s = _now() - arrived_s
         heard: set[int] = set()
         running = set(request.choices)
@@ -195,6 +199,11 @@ class _Choice:
         self.spent += output.timeline or Timeline()
         self.finished = new.finish_reason is not None
         return replace(new, timeline=self.spent) if self.finished else new
+
+
+def _are_one(request: Request, choices: Sequence[_Choice]) -> bool:
+    """Whether an attempt at `request` goes on with all of them. Once several have begun, each goes on alone."""
+    return len(choices) == request.params.n and (len(choices) == 1 or not _num_tokens(choices))
 
 
 def _num_tokens(choices: Iterable[_Choice]) -> int:
