@@ -15,7 +15,18 @@ How = Literal["lose", "repeat", "delay", "truncate", "flip"]
 
 # prefill, decode and colocated workers.
 _TOPOLOGIES = ((1, 1, 0), (2, 1, 0), (1, 2, 0), (2, 2, 0), (1, 1, 1), (0, 0, 1))
-_METHODS = ("Connect", "Reserve", "Prefill", "Put", "Commit", "Release", "Renew", "Abort", "GetStats", "Submit")
+_METHODS = (
+    "Connect",
+    "Reserve",
+    "Prefill",
+    "Commit",
+    "Release",
+    "Renew",
+    "Abort",
+    "GetStats",
+    "Submit",
+    "StreamOutputs",
+)
 # Prompts around the borders of blocks, of a step (16) and of a pool.
 _LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 2 * BLOCK_SIZE, 15, 16, 17, 33)
 
@@ -90,8 +101,8 @@ def draw(seed: int) -> Schedule:
     rng = random.Random(seed)
     topology = rng.choice(_TOPOLOGIES)
     names = [f"{role}{i}" for role, count in zip("pdc", topology, strict=True) for i in range(count)]
-    asks = [_ask(rng) for _ in range(rng.randint(4, 16))]
-    spoils = [_spoil(rng) for _ in range(rng.choice((0, 0, 2, 4, 8)))]
+    asks = [_ask(rng) for _ in range(rng.randint(6, 20))]
+    spoils = [_spoil(rng) for _ in range(rng.choice((0, 3, 6, 12)))]
     events = (*asks, *_deaths(rng, names), *_pauses(rng, names), *spoils)
     return Schedule(
         events, *topology, num_blocks=rng.choice((40, 40, 48, 64)), prefix_caching=rng.random() < 0.5, seed=seed
@@ -103,11 +114,11 @@ def _ask(rng: random.Random) -> Ask:
         at_s=_moment(rng),
         num_prompt_tokens=rng.choice(_LENGTHS) if rng.random() < 0.6 else rng.randint(1, 60),
         prompt=rng.randint(0, 3) if rng.random() < 0.5 else rng.randint(4, 1000),
-        max_tokens=rng.choice((1, 2, rng.randint(1, 25))),
+        max_tokens=rng.choice((1, 2, *(rng.randint(3, 25) for _ in range(8)))),
         n=rng.choice((1, 1, 1, 2, 3)),
         seed=rng.choice((None, rng.randint(0, 9))),
         ignore_eos=rng.random() < 0.5,
-        stop_at=rng.choice((None, None, None, 0, rng.randint(0, 5))),
+        stop_at=rng.choice((0, rng.randint(1, 5), *[None] * 8)),
         logprobs=rng.random() < 0.2,
         prompt_logprobs=rng.random() < 0.1,
         patience_s=round(rng.uniform(0, 0.5), 4) if rng.random() < 0.2 else None,
@@ -136,7 +147,7 @@ def _pauses(rng: random.Random, names: list[str]) -> Iterator[Pause]:
 
 
 def _spoil(rng: random.Random) -> Spoil:
-    method, answers = rng.choice(_METHODS), rng.random() < 0.5
+    method, answers = "Put" if rng.random() < 0.4 else rng.choice(_METHODS), rng.random() < 0.5
     # Only frames bear damage: what is said about them is gRPC's to keep whole.
     hows: list[How] = ["lose", "repeat", "delay", "delay"]
     if method == "Put" and not answers:
