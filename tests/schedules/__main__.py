@@ -1,4 +1,7 @@
-"""python -m tests.schedules SEED [LAST]: play the schedules of these seeds; make the first that fails small and print it."""
+"""python -m tests.schedules SEED [LAST]: play the schedules of these seeds.
+
+The first that fails is made small and printed as a test. Exit code 1 when there is one.
+"""
 
 from __future__ import annotations
 

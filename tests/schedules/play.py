@@ -14,7 +14,7 @@ from typing import Any
 from cluster.sim.loop import run, virtual_loop
 from cluster.sim.network import Fault, corrupt, delay, drop, duplicate, truncate
 from router.router import _RETRYABLE, Router
-from tests.factories import SimCluster, prompt_of, sim_cluster
+from tests.factories import prompt_of, sim_cluster
 from tests.fake_model import expected_samples, expected_tokens
 from tests.schedules.schedule import ROUTER, Ask, Event, Kill, Pause, Schedule, Spoil
 from workers.errors import KVFerryError

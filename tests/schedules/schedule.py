@@ -103,9 +103,9 @@ def draw(seed: int) -> Schedule:
     names = [f"{role}{i}" for role, count in zip("pdc", topology, strict=True) for i in range(count)]
     asks = [_ask(rng) for _ in range(rng.randint(6, 20))]
     spoils = [_spoil(rng) for _ in range(rng.choice((0, 3, 6, 12)))]
-    events = (*asks, *_deaths(rng, names), *_pauses(rng, names), *spoils)
+    events: list[Event] = [*asks, *_deaths(rng, names), *_pauses(rng, names), *spoils]
     return Schedule(
-        events, *topology, num_blocks=rng.choice((40, 40, 48, 64)), prefix_caching=rng.random() < 0.5, seed=seed
+        tuple(events), *topology, num_blocks=rng.choice((40, 40, 48, 64)), prefix_caching=rng.random() < 0.5, seed=seed
     )
 
 

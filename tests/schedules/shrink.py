@@ -49,17 +49,23 @@ def _smaller_clusters(schedule: Schedule) -> Iterator[Schedule]:
 
 
 def _simpler_events(event: Event) -> Iterator[Event]:
-    yield from _to_defaults(
-        event, [f.name for f in fields(event) if f.name not in ("name", "method", "answers", "how")]
-    )
+    change: Any = replace
+    what_it_is = ("name", "method", "answers", "how")
+    yield from _to_defaults(event, [field.name for field in fields(event) if field.name not in what_it_is])
     for field in fields(event):
-        value: Any = getattr(event, field.name)
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 1:
-            yield from (
-                replace(event, **{field.name: less}) for less in (value // 2, value - 1) if less != field.default
-            )
-        elif isinstance(value, float) and (rounded := _round(value)) not in (value, field.default):
-            yield replace(event, **{field.name: rounded})
+        value = getattr(event, field.name)
+        if value != field.default:
+            yield from (change(event, **{field.name: less}) for less in _lesser(value) if less != field.default)
+
+
+def _lesser(value: Any) -> Iterator[Any]:
+    """Of a number: a smaller one, or one with a digit less."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 1:
+        yield from (value // 2, value - 1)
+    elif isinstance(value, float):
+        digits = len(repr(value).partition(".")[2])
+        if (rounded := round(value, digits - 1)) != value:
+            yield rounded
 
 
 def _to_defaults(value: Any, names: Any) -> Iterator[Any]:
@@ -67,9 +73,3 @@ def _to_defaults(value: Any, names: Any) -> Iterator[Any]:
     for name, default in plain.items():
         if getattr(value, name) != default:
             yield replace(value, **{name: default})
-
-
-def _round(value: float) -> float:
-    """To one digit less."""
-    digits = len(repr(value).partition(".")[2])
-    return round(value, digits - 1)
