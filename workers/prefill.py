@@ -199,7 +199,7 @@ class Prefill:
                 shipment.first_sent_s = _now()
             self.num_frames_overlapped += request.num_computed_tokens < grant.end
             frame = Frame(grant.grant_id, grant.incarnation, *layers, *tokens, payload)
-            await shipment.peer.sender.send(frame, request.request_id, self._config.rpc_timeout_s)
+            await shipment.peer.send(frame, request.request_id)
         shipment.num_frames += 1
         shipment.num_bytes += len(payload)
         self.num_frames_sent += 1

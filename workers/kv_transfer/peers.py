@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import grpc.aio
 
 from protos import kv_transfer_pb2 as pb
 from protos import kv_transfer_pb2_grpc as pb_grpc
 from workers.config import TransferConfig
-from workers.errors import StaleGrantError
+from workers.errors import StaleGrantError, UnavailableError
 from workers.kv_transfer.base import Grant, Transport
+from workers.kv_transfer.frame import Frame
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.transports import Transports
 from workers.rpc import Network, call
@@ -33,26 +35,34 @@ class Peer:
     ) -> None:
         self.incarnation = answer.incarnation
         self.transport = transport.name
-        self.sender = transport.sender(address)
+        self._sender = transport.sender(address)
         self.window = asyncio.Semaphore(answer.credits)
         self._channel = channel
         self._stub = pb_grpc.KVTransferServiceStub(channel)
         self._timeout_s = timeout_s
 
+    async def send(self, frame: Frame, request_id: str) -> None:
+        """As KVSender.send, whose errors it raises."""
+        with _unless_closed():
+            await self._sender.send(frame, request_id, self._timeout_s)
+
     async def commit(self, message: pb.CommitRequest) -> None:
-        await call(self._stub.Commit(message, timeout=self._timeout_s))
+        with _unless_closed():
+            await call(self._stub.Commit(message, timeout=self._timeout_s))
 
     async def release(self, grant_id: int, reason: str) -> None:
         message = pb.ReleaseRequest(grant_id=grant_id, incarnation=self.incarnation, reason=reason)
-        await call(self._stub.Release(message, timeout=self._timeout_s))
+        with _unless_closed():
+            await call(self._stub.Release(message, timeout=self._timeout_s))
 
     async def renew(self, grant_ids: Iterable[int], timeout_s: float) -> list[int]:
         """The grants among `grant_ids` that are no more."""
         message = pb.RenewRequest(incarnation=self.incarnation, grant_ids=grant_ids)
-        return list((await call(self._stub.Renew(message, timeout=timeout_s))).lost_grant_ids)
+        with _unless_closed():
+            return list((await call(self._stub.Renew(message, timeout=timeout_s))).lost_grant_ids)
 
     async def close(self) -> None:
-        await self.sender.close()
+        await self._sender.close()
         await self._channel.close()
 
 
@@ -113,3 +123,12 @@ class Peers:
     async def _drop(self, address: str) -> None:
         if peer := self._peers.pop(address, None):
             await peer.close()
+
+
+@contextmanager
+def _unless_closed() -> Iterator[None]:
+    """For who still has to do with a peer that was dropped."""
+    try:
+        yield
+    except grpc.aio.UsageError:
+        raise UnavailableError("the connection is closed: another incarnation is there now") from None
