@@ -336,14 +336,14 @@ class AuditWorkerRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class AuditWorkerResponse(_message.Message):
-    __slots__ = ("name", "incarnation", "blocks_total", "free_block_ids", "cached_block_ids", "owners", "lease_s", "contradiction")
+    __slots__ = ("name", "incarnation", "blocks_total", "free_block_ids", "cached_block_ids", "owners", "settle_s", "contradiction")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     CACHED_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     OWNERS_FIELD_NUMBER: _ClassVar[int]
-    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_S_FIELD_NUMBER: _ClassVar[int]
     CONTRADICTION_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: str
@@ -351,6 +351,6 @@ class AuditWorkerResponse(_message.Message):
     free_block_ids: _containers.RepeatedScalarFieldContainer[int]
     cached_block_ids: _containers.RepeatedScalarFieldContainer[int]
     owners: _containers.RepeatedCompositeFieldContainer[Ownership]
-    lease_s: float
+    settle_s: float
     contradiction: str
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., blocks_total: _Optional[int] = ..., free_block_ids: _Optional[_Iterable[int]] = ..., cached_block_ids: _Optional[_Iterable[int]] = ..., owners: _Optional[_Iterable[_Union[Ownership, _Mapping]]] = ..., lease_s: _Optional[float] = ..., contradiction: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., blocks_total: _Optional[int] = ..., free_block_ids: _Optional[_Iterable[int]] = ..., cached_block_ids: _Optional[_Iterable[int]] = ..., owners: _Optional[_Iterable[_Union[Ownership, _Mapping]]] = ..., settle_s: _Optional[float] = ..., contradiction: _Optional[str] = ...) -> None: ...

@@ -47,18 +47,18 @@ class Admission:
         self._background: set[asyncio.Task[None]] = set()
         self.num_queued = 0
 
-    async def place(self, request: Request, *, give_up_s: float = 0.0) -> Placement:
+    async def place(self, request: Request) -> Placement:
         """Wait for this request's turn and for room. Its tokens count as queued at the prefill worker until `leave`.
 
         Raises OverloadedError when the queue is full or the wait too long, UnavailableError when no worker is there and
-        it is `give_up_s` on the event loop's clock.
+        none is expected back.
         """
         if self.num_queued >= self._config.max_num_queued_reqs:
             raise OverloadedError(f"{self.num_queued} requests wait already (router.max_num_queued_reqs); retry later")
         self.num_queued += 1
         try:
             async with asyncio.timeout(self._config.queue_timeout_s), self._turn:
-                return await self._next(request, give_up_s)
+                return await self._next(request)
         except TimeoutError:
             seconds = self._config.queue_timeout_s
             raise OverloadedError(f"no room within router.queue_timeout_s ({seconds} s); retry later") from None
@@ -72,13 +72,13 @@ class Admission:
             placement.num_queued_tokens = 0
             self._pool.changed.set()
 
-    async def _next(self, request: Request, give_up_s: float) -> Placement:
+    async def _next(self, request: Request) -> Placement:
         while True:
             self._pool.changed.clear()
             try:
                 placement = await self._try(request)
             except UnavailableError:
-                if _now() >= give_up_s:
+                if _now() >= self._pool.expected_until_s:
                     raise
                 placement = None
             if placement is not None:

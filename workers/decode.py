@@ -57,8 +57,12 @@ class Decode:
         self.num_bytes_received = 0
 
     @property
+    def quarantined(self) -> list[Request]:
+        return [hand_off.request for hand_off in self._quarantined.values()]
+
+    @property
     def num_blocks_quarantined(self) -> int:
-        return sum(len(h.request.block_table) for h in self._quarantined.values())
+        return sum(len(request.block_table) for request in self.quarantined)
 
     def reserve(self, request: Request, address: str) -> Grant:
         """Take room for the KV of all tokens of `request`. Raises OverloadedError when there is none."""

@@ -10,11 +10,13 @@ from collections.abc import Callable
 import grpc.aio
 
 from protos import kv_transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
+from workers.audit import audit_worker
 from workers.config import WorkerConfig
 from workers.decode import Decode
 from workers.engine.engine import Engine
 from workers.engine.executor import Executor
 from workers.errors import InvalidRequestError, KVFerryError
+from workers.faults import faulty_border
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.outgoing import FrameSender
 from workers.kv_transfer.peers import Peers
@@ -24,7 +26,7 @@ from workers.prefill import Prefill
 from workers.replicas import Replicas
 from workers.request import Request, TokenOutput, failure
 from workers.rpc import GrpcNetwork, Network, close_quietly
-from workers.services import KVTransferService, WorkerService
+from workers.services import border_of
 from workers.telemetry import worker_stats
 
 logger = logging.getLogger(__name__)
@@ -117,6 +119,9 @@ class Worker:
         )
         return stats
 
+    def audit(self) -> worker_pb2.AuditWorkerResponse:
+        return audit_worker(self.config, self.incarnation, self.engine, self.decode)
+
     async def _run(self) -> None:
         while True:
             await self.engine.wait_for_work()
@@ -174,9 +179,10 @@ class Worker:
             self.abort(request_id)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerService(self), server)
-        kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(KVTransferService(self), server)
-        self.transports.serve(self.decode, server)
+        border = faulty_border(self) if self.config.faults else border_of(self)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(border.worker_service, server)
+        kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(border.kv_service, server)
+        self.transports.serve(border.receiver, server)
 
 
 def _load_model(config: WorkerConfig) -> Executor:

@@ -34,10 +34,10 @@ class Engine:
         self.scheduler = make_scheduler(scheduler, self.block_manager, self.prefix_cache)
         # By request id and choice. A request of several choices is its choice 0 until its prompt is computed.
         self.requests: dict[str, dict[int, Request]] = {}
-        # Finished requests whose KV is still being read, and readers of that of others.
-        self._held: set[Request] = set()
+        # Finished requests whose KV is still being read or written, and readers of that of others.
+        self.held: set[Request] = set()
         # Ended during a step that may still write to their blocks: freed when it is over.
-        self._ended_in_step: list[Request] = []
+        self.ended_in_step: list[Request] = []
         self._in_step: list[Request] = []
         self._work = asyncio.Event()
         self._num_arrivals = 0
@@ -98,12 +98,12 @@ class Engine:
     def hold(self, reader: Request) -> None:
         """Let `reader` own the blocks of its table, which are those of a live request, too, until `release`."""
         self.block_manager.share(reader.block_table)
-        self._held.add(reader)
+        self.held.add(reader)
 
     def release(self, request: Request) -> None:
         """Free the blocks of a held request: nobody reads or writes its KV any more."""
-        if request in self._held:
-            self._held.remove(request)
+        if request in self.held:
+            self.held.remove(request)
             self._free(request)
 
     async def wait_for_work(self) -> None:
@@ -130,15 +130,15 @@ class Engine:
             results = await self.executor.execute(batch)
         finally:
             self._in_step = []
-            for request in self._ended_in_step:
+            for request in self.ended_in_step:
                 self._free(request)
-            self._ended_in_step = []
+            self.ended_in_step = []
         self.num_steps += 1
         return self._update(step, batch, results)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is free or owned by one request, running, waiting or held."""
-        owners = (*self.sequences(), *self._held, *self._ended_in_step)
+        owners = (*self.sequences(), *self.held, *self.ended_in_step)
         self.block_manager.check_integrity(b for r in owners for b in r.owned_blocks)
         assert set(self.scheduler.live()) == set(self.sequences()), "requests and scheduler disagree"
 
@@ -164,7 +164,7 @@ class Engine:
         return sum(r.num_tokens - r.num_computed_tokens for r in live)
 
     def _blocks_in_use(self) -> set[int]:
-        owners = (*self.scheduler.waiting, *self.scheduler.running, *self._held, *self._ended_in_step)
+        owners = (*self.scheduler.waiting, *self.scheduler.running, *self.held, *self.ended_in_step)
         return {b for r in owners for b in r.owned_blocks}
 
     def _arrive(self, request: Request) -> None:
@@ -281,14 +281,14 @@ class Engine:
         self.scheduler.remove(request)
         request.finish_reason = reason
         if request.hold_blocks:
-            self._held.add(request)
+            self.held.add(request)
         else:
             self._free(request)
         self._work.set()
 
     def _free(self, request: Request) -> None:
         if request in self._in_step:
-            self._ended_in_step.append(request)
+            self.ended_in_step.append(request)
         else:
             self.scheduler.free(request)
             self._work.set()
