@@ -32,7 +32,7 @@ _MIN_TOKENS = 5
 _NUM_STREAMS = 2
 _PROMPT = "Once upon a time there was a ferry that crossed the river every day, and "
 # Long enough to be killed in the middle of.
-_LONG_PROMPT = _PROMPT * 80
+_LONG_PROMPT = _PROMPT * 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +131,21 @@ async def hurt(client: AsyncClient, case: Case, streams: Streams, measured: Meas
         await until(client, lambda status: worker_at(status, victim.address).state != WORKER_STATE_READY)
         known_s = time.monotonic()
         measured.known.append(known_s - began_s)
+        if case.how is signal.SIGKILL:
+            back = asyncio.create_task(until_back(client, victim))
         measured.next_token.append(await streams.until_each_has_more_after(known_s) - began_s)
     finally:
         if case.how is signal.SIGSTOP:
             began_s = time.monotonic()
             os.kill(victim.stats.pid, signal.SIGCONT)
+            back = asyncio.create_task(until_back(client, victim))
+    measured.serves_again.append(await back - began_s)
+
+
+async def until_back(client: AsyncClient, victim: WorkerStatus) -> float:
+    """When somebody serves there again."""
     await until(client, lambda status: worker_at(status, victim.address).state == WORKER_STATE_READY)
-    measured.serves_again.append(time.monotonic() - began_s)
+    return time.monotonic()
 
 
 async def busiest(client: AsyncClient, role: str) -> WorkerStatus:
