@@ -60,7 +60,10 @@ def _worker_object(worker: router_pb2.WorkerStatus) -> dict[str, Any]:
         "cpu_affinity": list(stats.cpu_affinity),
         **{key: getattr(stats, key) for key in _SUMS},
         "num_waiting_for_kv": stats.num_waiting_for_kv,
-        "peers": [{"incarnation": peer.incarnation, "transport": peer.transport} for peer in stats.peers],
+        "peers": [
+            {"incarnation": peer.incarnation, "transport": peer.transport, "checksum": peer.checksum}
+            for peer in stats.peers
+        ],
     }
 
 
@@ -82,10 +85,14 @@ def status_table(status: router_pb2.GetStatusResponse) -> Table:
             stats.blocks_free,
             stats.blocks_cached,
             stats.blocks_in_use + stats.blocks_reserved + stats.blocks_quarantined,
-            ", ".join(sorted({peer.transport for peer in stats.peers})) or "-",
+            ", ".join(sorted(set(map(_way, stats.peers)))) or "-",
         )
         table.add_row(stats.name or worker.address, _STATES.get(worker.state, "unknown"), *map(str, cells))
     return table
+
+
+def _way(peer: worker_pb2.PeerStats) -> str:
+    return peer.transport if peer.checksum else f"{peer.transport} without checksum"
 
 
 def timeline_table(completions: Mapping[str, Completion]) -> Table:

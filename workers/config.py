@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -128,6 +128,8 @@ class TransferConfig(Strict):
     transport: Literal["auto", "grpc", "shm"] = "grpc"
     # Target payload of one frame.
     frame_bytes: int = Field(default=2 << 20, ge=1 << 10, le=64 << 20)
+    # Whether frames carry a checksum of their payload; false: for shm only, whose frames never leave the host's memory.
+    checksum: bool = True
     # Frames a receiver lets each sender have in flight.
     credits: int = Field(default=4, ge=1, le=64)
     # A grant not renewed for this long is dropped; a router not heard of for this long loses its requests.
@@ -136,6 +138,17 @@ class TransferConfig(Strict):
     rpc_timeout_s: float = Field(default=10.0, gt=0)
     # Hand-offs a decode worker lets wait for KV at once.
     max_num_grants: int = Field(default=64, ge=1)
+
+    @field_validator("checksum")
+    @classmethod
+    def _kv_that_leaves_the_host_has_one(cls, checksum: bool, info: ValidationInfo) -> bool:
+        transport = info.data.get("transport")
+        if not checksum and transport != "shm":
+            raise ValueError(
+                f"false is for transport: shm, where KV stays in the host's memory, not {transport}; set transport: shm, "
+                "or checksum: true"
+            )
+        return checksum
 
 
 class WorkerConfig(EngineConfig):

@@ -7,13 +7,14 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from protos import kv_transfer_pb2 as pb
 from workers.config import TransferConfig
 from workers.engine.engine import Engine
 from workers.errors import BY_NAME, AbortedError, KVFerryError, StaleGrantError
 from workers.kv_transfer.base import Grant
-from workers.kv_transfer.frame import Frame, layers_per_frame
+from workers.kv_transfer.frame import Frame, Outgoing, layers_per_frame
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.peers import Peer, Peers
 from workers.kv_transfer.slots import slots_of
@@ -191,19 +192,23 @@ class Prefill:
 
     async def _send(self, shipment: Shipment, layers: tuple[int, int], tokens: tuple[int, int]) -> None:
         request, grant = shipment.request, shipment.grant
+        executor, sender = self._engine.executor, shipment.peer.sender
+        frame = Frame(grant.grant_id, grant.incarnation, *layers, *tokens)
+        num_bytes = frame.expected_bytes(self._layout)
         # Taken in here: a task that is cancelled before its first step could not give it back.
         async with shipment.peer.window:
             slots = slots_of(request.block_table, *tokens, self._layout.block_size)
-            payload = await self._engine.executor.read_kv(slots, *layers)
+            fill = partial(executor.runner.read_kv, slots, *layers)
+            outgoing = Outgoing(frame, request.request_id, num_bytes, fill, self._config.checksum)
+            packed = await executor.copy(len(slots), partial(sender.pack, outgoing))
             if shipment.first_sent_s is None:
                 shipment.first_sent_s = _now()
             self.num_frames_overlapped += request.num_computed_tokens < grant.end
-            frame = Frame(grant.grant_id, grant.incarnation, *layers, *tokens, payload)
-            await shipment.peer.sender.send(frame, request.request_id, self._config.rpc_timeout_s)
+            await sender.send(packed, self._config.rpc_timeout_s)
         shipment.num_frames += 1
-        shipment.num_bytes += len(payload)
+        shipment.num_bytes += num_bytes
         self.num_frames_sent += 1
-        self.num_bytes_sent += len(payload)
+        self.num_bytes_sent += num_bytes
 
     def _free(self, shipment: Shipment) -> None:
         """Nothing reads its KV any more."""

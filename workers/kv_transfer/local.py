@@ -9,7 +9,7 @@ import grpc.aio
 
 from workers.errors import DeadlineError, UnavailableError
 from workers.kv_transfer.base import KVReceiver
-from workers.kv_transfer.frame import Frame, encode
+from workers.kv_transfer.frame import Outgoing
 
 
 class LocalSender:
@@ -17,13 +17,18 @@ class LocalSender:
         self._find = find
         self._address = address
 
-    async def send(self, frame: Frame, request_id: str, timeout_s: float) -> None:
+    def pack(self, outgoing: Outgoing) -> bytearray:
+        data = bytearray(outgoing.encoded_bytes)
+        outgoing.encode_into(memoryview(data))
+        return data
+
+    async def send(self, packed: bytearray, timeout_s: float) -> None:
         receiver = self._find()
         if receiver is None:
             raise UnavailableError(f"no worker at {self._address} in this process")
         try:
             async with asyncio.timeout(timeout_s):
-                await receiver.receive(encode(frame, request_id))
+                await receiver.receive(packed)
         except TimeoutError:
             raise DeadlineError(f"{self._address} took no frame within {timeout_s} s") from None
 

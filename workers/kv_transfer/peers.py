@@ -98,7 +98,10 @@ class Peers:
         channel = self._network.connect(address)
         timeout_s = self._config.rpc_timeout_s
         message = pb.ConnectRequest(
-            incarnation=self._incarnation, layout=self._layout.to_proto(), offers=self._transports.offers()
+            incarnation=self._incarnation,
+            layout=self._layout.to_proto(),
+            offers=self._transports.offers(),
+            checksum=self._config.checksum,
         )
         try:
             answer = await call(pb_grpc.KVTransferServiceStub(channel).Connect(message, timeout=timeout_s))
