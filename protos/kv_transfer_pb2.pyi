@@ -30,7 +30,7 @@ class KVLayout(_message.Message):
     def __init__(self, schema_version: _Optional[int] = ..., fingerprint: _Optional[str] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("incarnation", "layout", "offers")
+    __slots__ = ("incarnation", "layout", "offers", "checksum")
     class OffersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -41,10 +41,12 @@ class ConnectRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     layout: KVLayout
     offers: _containers.ScalarMap[str, bytes]
-    def __init__(self, incarnation: _Optional[str] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., offers: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+    checksum: bool
+    def __init__(self, incarnation: _Optional[str] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., offers: _Optional[_Mapping[str, bytes]] = ..., checksum: _Optional[bool] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
     __slots__ = ("incarnation", "layout", "credits", "transports")

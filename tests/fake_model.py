@@ -13,7 +13,7 @@ from workers.config import EngineConfig
 from workers.engine.executor import Buffer, SampledToken, StepResult
 from workers.engine.scheduler import ScheduledRequest, SchedulerOutput
 from workers.kv_transfer.layout import KVLayout
-from workers.kv_transfer.slots import slots_of
+from workers.kv_transfer.slots import Slots, slots_of
 from workers.request import FinishReason, SamplingParams, TokenLogprobs
 
 NUM_LAYERS, HEAD_DIM = 3, 4
@@ -44,10 +44,10 @@ class HashRunner:
             self.pool[:, :, self._slots_of(target)] = self.pool[:, :, self._slots_of(source)]
         return [StepResult(self._compute(request), prompt_logprobs_of(request)) for request in batch.requests]
 
-    def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
-        return self.pool[layer_start:layer_end, :, slots].tobytes()
+    def read_kv(self, slots: Slots, layer_start: int, layer_end: int, room: memoryview) -> None:
+        room[:] = self.pool[layer_start:layer_end, :, slots].tobytes()
 
-    def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
+    def write_kv(self, slots: Slots, layer_start: int, layer_end: int, payload: Buffer) -> None:
         shape = (layer_end - layer_start, 2, len(slots), 1, HEAD_DIM)
         self.pool[layer_start:layer_end, :, slots] = np.frombuffer(payload, np.uint32).reshape(shape)
 

@@ -30,7 +30,7 @@ class HandOff:
     grant: Grant
     request: Request
     lease: asyncio.TimerHandle
-    # What has been verified and written, payloads left out.
+    # What has been verified and written, or is about to be, payloads left out.
     received: list[Frame] = field(default_factory=list)
     num_bytes: int = 0
     num_writing: int = 0
@@ -115,13 +115,12 @@ class Decode:
         """Verify an encoded frame and put its KV into the blocks of its grant. Raises FrameError, StaleGrantError."""
         frame, checksum = frames.decode(data)
         hand_off = self._find(frame.grant_id, frame.incarnation)
-        self._verify(frame, checksum, hand_off)
+        self._require_inside(frame, hand_off.grant)
         if any(frame.same_range(other) for other in hand_off.received):
             return  # Sent again because our answer was lost.
         if any(frame.overlaps(other) for other in hand_off.received):
             raise FrameError(f"KV of request {hand_off.request.request_id} overlaps what is there already")
-        hand_off.received.append(replace(frame, payload=b""))
-        await self._write(frame, hand_off)
+        await self._write(frame, checksum, hand_off)
 
     def commit(self, message: pb.CommitRequest) -> None:
         """The hand-off is complete: the request joins the next step. Raises FrameError when it is not, ending it."""
@@ -186,8 +185,7 @@ class Decode:
             raise StaleGrantError(f"grant {grant_id} is no more: committed, released, aborted or expired")
         return hand_off
 
-    def _verify(self, frame: Frame, checksum: int, hand_off: HandOff) -> None:
-        grant = hand_off.grant
+    def _require_inside(self, frame: Frame, grant: Grant) -> None:
         inside = grant.start <= frame.token_start and frame.token_end <= grant.end
         if not inside or frame.layer_end > self._layout.num_layers:
             raise FrameError(
@@ -198,7 +196,6 @@ class Decode:
             raise FrameError(
                 f"a frame of {len(frame.payload)} bytes; its range has {frame.expected_bytes(self._layout)}"
             )
-        frames.verify(frame, checksum, hand_off.request.request_id)
 
     def _verify_choices(self, choices: Collection[int], hand_off: HandOff) -> None:
         request = hand_off.request
@@ -210,21 +207,37 @@ class Decode:
         self._fail(hand_off, error)
         raise error
 
-    async def _write(self, frame: Frame, hand_off: HandOff) -> None:
-        slots = slots_of(hand_off.request.block_table, frame.token_start, frame.token_end, self._layout.block_size)
-        write = self._engine.executor.write_kv(slots, frame.layer_start, frame.layer_end, frame.payload)
+    async def _write(self, frame: Frame, checksum: int, hand_off: HandOff) -> None:
+        request, executor = hand_off.request, self._engine.executor
+        slots = slots_of(request.block_table, frame.token_start, frame.token_end, self._layout.block_size)
+
+        def verify_and_copy() -> None:
+            # Only what is true touches the pool, where verified KV may lie already under a range that is not.
+            frames.verify(frame, checksum, request.request_id, self._config.checksum)
+            executor.runner.write_kv(slots, frame.layer_start, frame.layer_end, frame.payload)
+
+        taken = replace(frame, payload=b"")
+        hand_off.received.append(taken)
         hand_off.num_writing += 1
         # Shielded: a copy that has begun can't be called back, so its blocks stay ours until it is over.
-        await asyncio.shield(asyncio.ensure_future(self._until_written(write, len(frame.payload), hand_off)))
+        write = executor.copy(len(slots), verify_and_copy)
+        writing = asyncio.ensure_future(self._until_written(write, taken, hand_off))
+        # Nobody is left to hear its error when this call was cancelled.
+        writing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(writing)
         if frame.grant_id not in self._hand_offs:
             raise StaleGrantError(f"grant {frame.grant_id} ended while its KV was being written")
 
-    async def _until_written(self, write: Awaitable[None], num_bytes: int, hand_off: HandOff) -> None:
+    async def _until_written(self, write: Awaitable[None], taken: Frame, hand_off: HandOff) -> None:
+        num_bytes = taken.expected_bytes(self._layout)
         try:
             await write
             hand_off.num_bytes += num_bytes
             self.num_frames_received += 1
             self.num_bytes_received += num_bytes
+        except BaseException:
+            hand_off.received.remove(taken)
+            raise
         finally:
             hand_off.num_writing -= 1
             if not hand_off.num_writing and hand_off.grant.grant_id in self._quarantined:

@@ -13,7 +13,7 @@ from protos import kv_transfer_pb2, worker_pb2
 from protos import kv_transfer_pb2_grpc as kv_grpc
 from protos import worker_pb2_grpc as worker_grpc
 from workers.kv_transfer.base import Grant, KVReceiver
-from workers.kv_transfer.layout import KVLayout
+from workers.kv_transfer.layout import KVLayout, require_same_checksum
 from workers.rpc import typed_errors
 from workers.wire import output_to_pb, request_from_pb
 
@@ -94,6 +94,7 @@ class KVTransferService(kv_grpc.KVTransferServiceServicer):
         self, request: kv_transfer_pb2.ConnectRequest, context: Context
     ) -> kv_transfer_pb2.ConnectResponse:
         self._worker.layout.require_same(KVLayout.from_proto(request.layout))
+        require_same_checksum(self._worker.config.transfer.checksum, request.checksum)
         transports = self._worker.transports
         accepted = [name for name, offer in request.offers.items() if transports.accepts(name, offer)]
         return kv_transfer_pb2.ConnectResponse(

@@ -110,11 +110,12 @@ class Worker:
             self.engine.abort(request_id)
 
     def stats(self) -> worker_pb2.WorkerStats:
+        transfer = self.config.transfer
         stats = worker_stats(self.config, self.incarnation, self.layout, self.engine, self._frames, self.decode)
         stats.kv_bytes_replicated = self._replicas.num_bytes_kept
         stats.num_replicas_refused = self._replicas.num_refused
         stats.peers.extend(
-            worker_pb2.PeerStats(incarnation=peer.incarnation, transport=peer.transport)
+            worker_pb2.PeerStats(incarnation=peer.incarnation, transport=peer.transport, checksum=transfer.checksum)
             for peer in self._peers.connected
         )
         return stats

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from workers.engine.executor import Buffer, Executor, Runner, StepResult
+from workers.engine.executor import Executor, Runner, StepResult, T
 from workers.engine.scheduler import SchedulerOutput
 
 StepTime = Callable[[SchedulerOutput], float]
-# Of a copy of that many slots.
+# Of a copy of the KV of so many tokens.
 CopyTime = Callable[[int], float]
 
 
@@ -18,8 +18,8 @@ def step_time(batch: SchedulerOutput) -> float:
     return 0.005 + 0.0001 * batch.num_tokens
 
 
-def copy_time(num_slots: int) -> float:
-    return 0.0002 + 0.00001 * num_slots
+def copy_time(num_tokens: int) -> float:
+    return 0.0002 + 0.00001 * num_tokens
 
 
 class SimExecutor(Executor):
@@ -35,10 +35,6 @@ class SimExecutor(Executor):
         await asyncio.sleep(self._step_s(batch))
         return self.runner.execute(batch)
 
-    async def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
-        await asyncio.sleep(self._copy_s(len(slots)))
-        return self.runner.read_kv(slots, layer_start, layer_end)
-
-    async def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
-        await asyncio.sleep(self._copy_s(len(slots)))
-        self.runner.write_kv(slots, layer_start, layer_end, payload)
+    async def copy(self, num_tokens: int, call: Callable[[], T]) -> T:
+        await asyncio.sleep(self._copy_s(num_tokens))
+        return call()

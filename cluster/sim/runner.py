@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.engine.executor import Buffer, SampledToken, StepResult
 from workers.engine.scheduler import SchedulerOutput
 from workers.kv_transfer.layout import KVLayout
+from workers.kv_transfer.slots import Slots
 
 
 @dataclass
@@ -25,8 +25,8 @@ class EmptyRunner:
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
         return [StepResult((SampledToken(0),) * len(request.samples)) for request in batch.requests]
 
-    def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
-        return b""
+    def read_kv(self, slots: Slots, layer_start: int, layer_end: int, room: memoryview) -> None:
+        pass
 
-    def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
+    def write_kv(self, slots: Slots, layer_start: int, layer_end: int, payload: Buffer) -> None:
         pass

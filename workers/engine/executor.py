@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 from workers.engine.scheduler import SchedulerOutput
 from workers.errors import KVFerryError
 from workers.kv_transfer.layout import KVLayout
+from workers.kv_transfer.slots import Slots
 from workers.request import TokenLogprobs
 
 T = TypeVar("T")
@@ -44,10 +45,10 @@ class Runner(Protocol):
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
         """Do the step's copies, then compute it; one result for each request, in their order."""
 
-    def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
-        """A copy of the KV in `slots`: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_bytes]."""
+    def read_kv(self, slots: Slots, layer_start: int, layer_end: int, room: memoryview) -> None:
+        """Copy the KV in `slots` to `room`: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_bytes]."""
 
-    def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
+    def write_kv(self, slots: Slots, layer_start: int, layer_end: int, payload: Buffer) -> None:
         """Put KV of read_kv's shape into `slots`."""
 
 
@@ -62,11 +63,9 @@ class Executor:
     async def execute(self, batch: SchedulerOutput) -> list[StepResult]:
         return await self._run(self._step_thread, lambda: self.runner.execute(batch))
 
-    async def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
-        return await self._run(self._copy_thread, lambda: self.runner.read_kv(slots, layer_start, layer_end))
-
-    async def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
-        await self._run(self._copy_thread, lambda: self.runner.write_kv(slots, layer_start, layer_end, payload))
+    async def copy(self, num_tokens: int, call: Callable[[], T]) -> T:
+        """What `call` gives, which copies KV of so many tokens, and does what else must not be done on the loop."""
+        return await self._run(self._copy_thread, call)
 
     def close(self) -> None:
         self._step_thread.shutdown(wait=True, cancel_futures=True)

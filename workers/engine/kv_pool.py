@@ -6,13 +6,17 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from workers.config import CacheConfig
 from workers.engine.executor import Buffer
 from workers.errors import ConfigError, FrameError
 from workers.kv_transfer.layout import KVLayout
+from workers.kv_transfer.slots import Slots
 from workers.layers.kv_codec import POOL_DTYPES, pool_width
+
+Index = npt.NDArray[np.int64]
 
 
 class KVPool:
@@ -30,27 +34,25 @@ class KVPool:
             (layout.num_layers, 2, num_blocks, layout.block_size, layout.num_kv_heads, width), dtype, device
         )
         self._layout = layout
-        # Half words hold the bits of any width: [num_layers, 2, num_slots, half words of a token's K or V].
-        self._bits = self.tensor.view(torch.int16).view(layout.num_layers, 2, num_blocks * layout.block_size, -1)
+        # Half words hold the bits of any width, by token and by block: [num_layers, 2, slots or blocks, half words].
+        half_words = self.tensor.view(torch.int16)
+        self._by_slot = half_words.view(layout.num_layers, 2, num_blocks * layout.block_size, -1)
+        self._by_block = half_words.view(layout.num_layers, 2, num_blocks, -1)
 
     @torch.inference_mode()
-    def read(self, slots: Sequence[int], layer_start: int, layer_end: int) -> memoryview:
-        """A copy: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_bytes]."""
-        rows = self._bits[layer_start:layer_end].index_select(2, self._index(slots))
-        return rows.flatten().cpu().numpy().data.cast("B")
+    def read(self, slots: Slots, layer_start: int, layer_end: int, room: memoryview) -> None:
+        """Copy to `room`: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_bytes]. FrameError when its size
+        is another one."""
+        self._require_size(room, layer_end - layer_start, len(slots))
+        rows, index = self._rows(slots)
+        _gather(rows[layer_start:layer_end], index, room)
 
     @torch.inference_mode()
-    def write(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
+    def write(self, slots: Slots, layer_start: int, layer_end: int, payload: Buffer) -> None:
         """Put what `read` gave elsewhere into `slots`. FrameError when its size is another one."""
-        layers = layer_end - layer_start
-        wanted = layers * len(slots) * self._layout.token_bytes_per_layer
-        received = memoryview(payload).nbytes
-        if received != wanted:
-            raise FrameError(f"KV of {len(slots)} tokens and {layers} layers is {wanted} bytes, not {received}")
-        rows = torch.empty((layers, 2, len(slots), self._bits.shape[-1]), dtype=torch.int16)
-        # Through numpy, which takes read-only buffers without a complaint.
-        rows.numpy().reshape(-1)[:] = np.frombuffer(payload, dtype=np.int16)
-        self._bits[layer_start:layer_end].index_copy_(2, self._index(slots), rows.to(self._bits.device))
+        self._require_size(payload, layer_end - layer_start, len(slots))
+        rows, index = self._rows(slots)
+        _scatter(rows[layer_start:layer_end], index, payload)
 
     @torch.inference_mode()
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
@@ -58,8 +60,56 @@ class KVPool:
         sources, targets = self._index([s for s, _ in blocks]), self._index([t for _, t in blocks])
         self.tensor.index_copy_(2, targets, self.tensor.index_select(2, sources))
 
-    def _index(self, slots: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(slots, dtype=torch.int64, device=self._bits.device)
+    def _index(self, blocks: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(blocks, dtype=torch.int64, device=self.tensor.device)
+
+    def _rows(self, slots: Slots) -> tuple[torch.Tensor, Index]:
+        """The KV by block where `slots` are whole blocks, which are longer runs of memory, else by token; and which."""
+        index = np.asarray(slots, np.int64)
+        size = self._layout.block_size
+        blocks = index[::size] // size
+        whole = (blocks[:, None] * size + np.arange(size)).reshape(-1)
+        return (self._by_block, blocks) if np.array_equal(whole, index) else (self._by_slot, index)
+
+    def _require_size(self, buffer: Buffer, num_layers: int, num_tokens: int) -> None:
+        wanted = num_layers * num_tokens * self._layout.token_bytes_per_layer
+        received = memoryview(buffer).nbytes
+        if received != wanted:
+            raise FrameError(f"KV of {num_tokens} tokens and {num_layers} layers is {wanted} bytes, not {received}")
+
+
+def _gather(rows: torch.Tensor, index: Index, room: memoryview) -> None:
+    """Copy rows[:, :, index] to `room`."""
+    if rows.device.type != "cpu":
+        found = rows.index_select(2, torch.from_numpy(index).to(rows.device))
+        torch.frombuffer(room, dtype=rows.dtype).copy_(found.flatten())
+        return
+    assert index.min() >= 0, "a slot outside the pool"
+    assert index.max() < rows.shape[2], "a slot outside the pool"
+    whole = _whole_rows(rows.numpy())
+    # numpy copies row by row as memory, several times faster than torch copies elements, and lets other threads run.
+    # "clip" since "raise" would go by way of another buffer.
+    np.take(whole, index, axis=2, out=_as_rows(room, whole, len(index)), mode="clip")
+
+
+def _scatter(rows: torch.Tensor, index: Index, payload: Buffer) -> None:
+    """Set rows[:, :, index] to `payload`, which may be read-only."""
+    if rows.device.type != "cpu":
+        given = torch.from_numpy(np.frombuffer(payload, np.int16).copy()).to(rows.device)
+        rows.index_copy_(2, torch.from_numpy(index).to(rows.device), given.view(*rows.shape[:2], len(index), -1))
+        return
+    whole = _whole_rows(rows.numpy())
+    whole[:, :, index] = _as_rows(payload, whole, len(index))
+
+
+def _whole_rows(words: npt.NDArray[np.int16]) -> npt.NDArray[np.void]:
+    """[layers, 2, rows, half words] as [layers, 2, rows], each of them one piece of memory."""
+    rows: npt.NDArray[np.void] = words.view(f"V{words.shape[-1] * words.itemsize}")[..., 0]
+    return rows
+
+
+def _as_rows(buffer: Buffer, like: npt.NDArray[np.void], num_rows: int) -> npt.NDArray[np.void]:
+    return np.frombuffer(buffer, like.dtype).reshape(*like.shape[:2], num_rows)
 
 
 def _require_memory(num_bytes: int) -> None:

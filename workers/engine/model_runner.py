@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from workers.engine.kv_pool import KVPool, num_pool_blocks
 from workers.engine.scheduler import SchedulerOutput
 from workers.errors import ConfigError, KVFerryError
 from workers.kv_transfer.layout import KVLayout
+from workers.kv_transfer.slots import Slots
 from workers.layers.logprobs import first_of_top, token_logprobs
 from workers.layers.sampler import sample
 from workers.models.architecture import ArchitectureConfig, read_architecture
@@ -97,10 +98,10 @@ class ModelRunner:
         for token, p in zip(tokens, params, strict=True):
             yield SampledToken(token, None if p.logprobs is None else first_of_top(next(scores), p.logprobs))
 
-    def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
-        return self._pool.read(slots, layer_start, layer_end)
+    def read_kv(self, slots: Slots, layer_start: int, layer_end: int, room: memoryview) -> None:
+        self._pool.read(slots, layer_start, layer_end, room)
 
-    def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
+    def write_kv(self, slots: Slots, layer_start: int, layer_end: int, payload: Buffer) -> None:
         self._pool.write(slots, layer_start, layer_end, payload)
 
 

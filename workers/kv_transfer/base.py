@@ -6,12 +6,15 @@ A transport only moves frames. What is said about them (Connect, Commit, Release
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import grpc.aio
 
 from protos import worker_pb2 as pb
-from workers.kv_transfer.frame import Buffer, Frame
+from workers.kv_transfer.frame import Buffer, UnsentFrame
+
+# A frame as one transport takes it.
+Packed = TypeVar("Packed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,13 @@ class Grant:
         return cls(message.grant_id, message.incarnation, message.address, message.lease_s, message.start, message.end)
 
 
-class KVSender(Protocol):
+class KVSender(Protocol[Packed]):
     """Moves frames to one peer."""
 
-    async def send(self, frame: Frame, request_id: str, timeout_s: float) -> None:
+    def pack(self, frame: UnsentFrame) -> Packed:
+        """Copy the frame to where it is sent from. One thread at a time calls this, and it is not the loop's."""
+
+    async def send(self, packed: Packed, timeout_s: float) -> None:
         """Return once the peer has verified the frame and put it into its pool.
 
         Raises FrameError, StaleGrantError, UnavailableError or DeadlineError.
@@ -66,8 +72,10 @@ class Transport(Protocol):
     """One way for KV to travel: opens senders, and lets a receiver be reached."""
 
     name: str
+    # Payload of a frame, where transfer.frame_bytes does not say.
+    frame_bytes: int
 
-    def sender(self, address: str) -> KVSender: ...
+    def sender(self, address: str) -> KVSender[Any]: ...
 
     def serve(self, receiver: KVReceiver, server: grpc.aio.Server) -> None:
         """Before `server` starts: what it must answer for this transport."""

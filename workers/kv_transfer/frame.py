@@ -1,13 +1,15 @@
 """A frame: the KV of some layers and some token positions of one grant, with a checksum bound to where it belongs.
 
 On the wire, little-endian: header | payload, where the payload is [layers, 2 (K, V), tokens, num_kv_heads, head_dim]
-in the layout's dtype, and the header ends with xxh3_64 over (request id, the header before it, payload).
+in the layout's dtype, and the header ends with xxh3_64 over (request id, the header before it, payload). Where
+`transfer.checksum` is false the payload is left out of it.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import xxhash
 
@@ -33,7 +35,7 @@ class Frame:
     layer_end: int
     token_start: int
     token_end: int
-    payload: Buffer
+    payload: Buffer = b""
 
     @property
     def area(self) -> int:
@@ -56,16 +58,29 @@ class Frame:
         return mine == (other.layer_start, other.layer_end, other.token_start, other.token_end)
 
 
-def encode(frame: Frame, request_id: str) -> bytes:
-    return b"".join((_header(frame, request_id), frame.payload))
+@dataclass(frozen=True, slots=True)
+class UnsentFrame:
+    """A frame that is to be sent, its payload still in the pool: `fill` copies those `num_bytes` out of it."""
+
+    frame: Frame
+    request_id: str
+    num_bytes: int
+    fill: Callable[[memoryview], None]
+    checksum: bool = True
+
+    @property
+    def encoded_bytes(self) -> int:
+        return HEADER_BYTES + self.num_bytes
+
+    def encode_into(self, room: memoryview) -> None:
+        """Fill `room`, encoded_bytes long. The payload is hashed right after it was copied: out of the cache."""
+        payload = room[HEADER_BYTES:]
+        self.fill(payload)
+        room[:HEADER_BYTES] = _header(replace(self.frame, payload=payload), self.request_id, self.checksum)
 
 
-def encode_into(room: memoryview, frame: Frame, request_id: str) -> int:
-    """Write the encoded frame at the beginning of `room`; its bytes."""
-    end = HEADER_BYTES + len(frame.payload)
-    room[:HEADER_BYTES] = _header(frame, request_id)
-    room[HEADER_BYTES:end] = frame.payload
-    return end
+def encode(frame: Frame, request_id: str, checksum: bool = True) -> bytes:
+    return b"".join((_header(frame, request_id, checksum), frame.payload))
 
 
 def decode(data: Buffer) -> tuple[Frame, int]:
@@ -80,9 +95,9 @@ def decode(data: Buffer) -> tuple[Frame, int]:
     return Frame(grant_id, incarnation.hex(), layer_start, layer_end, token_start, token_end, payload), checksum
 
 
-def verify(frame: Frame, checksum: int, request_id: str) -> None:
+def verify(frame: Frame, checksum: int, request_id: str, with_payload: bool = True) -> None:
     """Raise FrameError unless the checksum is that of this frame for this request."""
-    if _checksum(request_id, _fields(frame), frame.payload) != checksum:
+    if _checksum(frame, request_id, with_payload) != checksum:
         raise FrameError(
             f"checksum mismatch in the KV of request {request_id}, layers [{frame.layer_start}, {frame.layer_end}), "
             f"tokens [{frame.token_start}, {frame.token_end})"
@@ -94,9 +109,8 @@ def layers_per_frame(layout: KVLayout, num_tokens: int, frame_bytes: int) -> int
     return max(1, min(layout.num_layers, frame_bytes // (num_tokens * layout.token_bytes_per_layer)))
 
 
-def _header(frame: Frame, request_id: str) -> bytes:
-    fields = _fields(frame)
-    return fields + _CHECKSUM.pack(_checksum(request_id, fields, frame.payload))
+def _header(frame: Frame, request_id: str, with_payload: bool) -> bytes:
+    return _fields(frame) + _CHECKSUM.pack(_checksum(frame, request_id, with_payload))
 
 
 def _fields(frame: Frame) -> bytes:
@@ -112,8 +126,9 @@ def _fields(frame: Frame) -> bytes:
     )
 
 
-def _checksum(request_id: str, fields: bytes, payload: Buffer) -> int:
+def _checksum(frame: Frame, request_id: str, with_payload: bool) -> int:
     digest = xxhash.xxh3_64(request_id.encode())
-    digest.update(fields)
-    digest.update(payload)
+    digest.update(_fields(frame))
+    if with_payload:
+        digest.update(frame.payload)
     return digest.intdigest()

@@ -61,3 +61,13 @@ class KVLayout:
     @classmethod
     def from_proto(cls, message: pb.KVLayout) -> KVLayout:
         return cls(**{f.name: getattr(message, f.name) for f in fields(cls)})
+
+
+def require_same_checksum(mine: bool, theirs: bool) -> None:
+    """Raise LayoutMismatchError where one side hashes payloads and the other does not: every frame would be refused."""
+    if mine != theirs:
+        raise LayoutMismatchError(
+            f"transfer.checksum is {str(mine).lower()} here and {str(theirs).lower()} at the peer; "
+            "start both workers from one config",
+            param="checksum",
+        )

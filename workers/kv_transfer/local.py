@@ -9,7 +9,7 @@ import grpc.aio
 
 from workers.errors import DeadlineError, UnavailableError
 from workers.kv_transfer.base import KVReceiver
-from workers.kv_transfer.frame import Frame, encode
+from workers.kv_transfer.frame import UnsentFrame
 
 
 class LocalSender:
@@ -17,13 +17,18 @@ class LocalSender:
         self._find = find
         self._address = address
 
-    async def send(self, frame: Frame, request_id: str, timeout_s: float) -> None:
+    def pack(self, frame: UnsentFrame) -> bytearray:
+        data = bytearray(frame.encoded_bytes)
+        frame.encode_into(memoryview(data))
+        return data
+
+    async def send(self, packed: bytearray, timeout_s: float) -> None:
         receiver = self._find()
         if receiver is None:
             raise UnavailableError(f"no worker at {self._address} in this process")
         try:
             async with asyncio.timeout(timeout_s):
-                await receiver.receive(encode(frame, request_id))
+                await receiver.receive(packed)
         except TimeoutError:
             raise DeadlineError(f"{self._address} took no frame within {timeout_s} s") from None
 
@@ -35,6 +40,7 @@ class LocalTransport:
     """Shared by all workers of the process, which are found by address."""
 
     name = "local"
+    frame_bytes = 2 << 20
 
     def __init__(self) -> None:
         self.receivers: dict[str, KVReceiver] = {}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 
 from workers.config import TransferConfig
 from workers.engine.executor import Executor
 from workers.errors import KVFerryError
 from workers.kv_transfer.base import Grant
-from workers.kv_transfer.frame import Frame, layers_per_frame
+from workers.kv_transfer.frame import Frame, UnsentFrame, layers_per_frame
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.peers import Peer
 from workers.kv_transfer.slots import slots_of
@@ -49,32 +50,36 @@ class FrameSender:
         """
         try:
             async with asyncio.TaskGroup() as sends:
-                for layers in self._layer_ranges(end - start):
+                for layers in self._layer_ranges(outgoing.peer, end - start):
                     sends.create_task(self._send(outgoing, layers, (start, end)))
         except* KVFerryError as group:
             raise first_error(group) from None
 
-    def _layer_ranges(self, num_tokens: int) -> Iterator[tuple[int, int]]:
+    def _layer_ranges(self, peer: Peer, num_tokens: int) -> Iterator[tuple[int, int]]:
         if num_tokens:
-            step = layers_per_frame(self._layout, num_tokens, self._config.frame_bytes)
+            frame_bytes = self._config.frame_bytes or peer.frame_bytes
+            step = layers_per_frame(self._layout, num_tokens, frame_bytes)
             for start in range(0, self._layout.num_layers, step):
                 yield start, min(start + step, self._layout.num_layers)
 
     async def _send(self, outgoing: Outgoing, layers: tuple[int, int], tokens: tuple[int, int]) -> None:
         request, grant = outgoing.request, outgoing.grant
+        frame = Frame(grant.grant_id, grant.incarnation, *layers, *tokens)
+        num_bytes = frame.expected_bytes(self._layout)
         # Taken in here: a task that is cancelled before its first step could not give it back.
         async with outgoing.peer.window:
             slots = slots_of(request.block_table, *tokens, self._layout.block_size)
-            payload = await self._executor.read_kv(slots, *layers)
+            fill = partial(self._executor.runner.read_kv, slots, *layers)
+            unsent = UnsentFrame(frame, request.request_id, num_bytes, fill, self._config.checksum)
+            packed = await self._executor.copy(len(slots), partial(outgoing.peer.pack, unsent))
             if outgoing.first_sent_s is None:
                 outgoing.first_sent_s = asyncio.get_running_loop().time()
             self.num_frames_overlapped += request.num_computed_tokens < grant.end
-            frame = Frame(grant.grant_id, grant.incarnation, *layers, *tokens, payload)
-            await outgoing.peer.send(frame, request.request_id)
+            await outgoing.peer.send(packed)
         outgoing.num_frames += 1
-        outgoing.num_bytes += len(payload)
+        outgoing.num_bytes += num_bytes
         self.num_frames_sent += 1
-        self.num_bytes_sent += len(payload)
+        self.num_bytes_sent += num_bytes
 
 
 def first_error(group: BaseExceptionGroup[KVFerryError]) -> KVFerryError:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import grpc.aio
 
@@ -14,7 +15,7 @@ from protos import kv_transfer_pb2_grpc as pb_grpc
 from workers.config import TransferConfig
 from workers.errors import StaleGrantError, UnavailableError
 from workers.kv_transfer.base import Grant, Transport
-from workers.kv_transfer.frame import Frame
+from workers.kv_transfer.frame import UnsentFrame
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.transports import Transports
 from workers.request import Request
@@ -37,16 +38,21 @@ class Peer:
     ) -> None:
         self.incarnation = answer.incarnation
         self.transport = transport.name
+        self.frame_bytes = transport.frame_bytes
         self._sender = transport.sender(address)
         self.window = asyncio.Semaphore(answer.credits)
         self._channel = channel
         self._stub = pb_grpc.KVTransferServiceStub(channel)
         self._timeout_s = timeout_s
 
-    async def send(self, frame: Frame, request_id: str) -> None:
+    def pack(self, frame: UnsentFrame) -> Any:
+        """As KVSender.pack."""
+        return self._sender.pack(frame)
+
+    async def send(self, packed: Any) -> None:
         """As KVSender.send, whose errors it raises."""
         with _unless_closed():
-            await self._sender.send(frame, request_id, self._timeout_s)
+            await self._sender.send(packed, self._timeout_s)
 
     async def commit(self, message: pb.CommitRequest) -> None:
         with _unless_closed():
@@ -127,7 +133,10 @@ class Peers:
         channel = self._network.connect(address)
         timeout_s = self._config.rpc_timeout_s
         message = pb.ConnectRequest(
-            incarnation=self._incarnation, layout=self._layout.to_proto(), offers=self._transports.offers()
+            incarnation=self._incarnation,
+            layout=self._layout.to_proto(),
+            offers=self._transports.offers(),
+            checksum=self._config.checksum,
         )
         try:
             answer = await call(pb_grpc.KVTransferServiceStub(channel).Connect(message, timeout=timeout_s))

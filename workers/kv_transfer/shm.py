@@ -1,4 +1,8 @@
-"""KV through shared memory on one host: the sender writes a frame into memory that the receiver maps and copies out of.
+"""KV through shared memory on one host: a copy out of the sender's pool into memory that the receiver maps, another
+out of there into the receiver's pool.
+
+The receiver verifies the frame where it lies. Nobody writes there in between: the sender uses the memory again once the
+receiver has answered, and never where no answer came.
 
 The memory is a memfd: it has no name that could leak, and goes with its process. The receiver opens it by way of
 /proc/<pid>/fd, which works for processes of one user that see each other's ids; `accepts` tries just that. Only where
@@ -11,6 +15,7 @@ import mmap
 import os
 import secrets
 import struct
+import weakref
 from collections import OrderedDict
 from typing import Any
 
@@ -19,7 +24,7 @@ import grpc.aio
 
 from workers.errors import ConfigError, FrameError, StaleGrantError
 from workers.kv_transfer.base import KVReceiver
-from workers.kv_transfer.frame import HEADER_BYTES, Frame, encode_into
+from workers.kv_transfer.frame import UnsentFrame
 from workers.rpc import Network, add_bytes_method, call
 
 _SERVICE, _METHOD = "kvferry.v1.KVFrames", "PutShared"
@@ -40,11 +45,15 @@ class Segment:
         os.ftruncate(self._fd, _TOKEN_BYTES + num_bytes)
         self._memory = mmap.mmap(self._fd, _TOKEN_BYTES + num_bytes)
         self._memory[:_TOKEN_BYTES] = self._token
+        # Also of one that was packed and never sent, since its hand-off had ended.
+        self._close_fd = weakref.finalize(self, os.close, self._fd)
 
-    def write(self, frame: Frame, request_id: str) -> bytes:
+    def write(self, frame: UnsentFrame) -> bytes:
         """The place of the encoded frame."""
-        with memoryview(self._memory) as whole, whole[_TOKEN_BYTES:] as room:
-            return self.place(encode_into(room, frame, request_id))
+        num_bytes = frame.encoded_bytes
+        with memoryview(self._memory) as whole, whole[_TOKEN_BYTES : _TOKEN_BYTES + num_bytes] as room:
+            frame.encode_into(room)
+        return self.place(num_bytes)
 
     def place(self, num_bytes: int = 0) -> bytes:
         return _PLACE.pack(os.getpid(), self._fd, self._token, num_bytes)
@@ -52,7 +61,7 @@ class Segment:
     def close(self) -> None:
         """Whoever has it mapped keeps what is in it."""
         self._memory.close()
-        os.close(self._fd)
+        self._close_fd()
 
 
 class Mappings:
@@ -94,10 +103,14 @@ class ShmSender:
         # As many as frames were ever under way at once.
         self._idle: list[Segment] = []
 
-    async def send(self, frame: Frame, request_id: str, timeout_s: float) -> None:
-        segment = self._take(HEADER_BYTES + len(frame.payload))
+    def pack(self, frame: UnsentFrame) -> tuple[Segment, bytes]:
+        segment = self._take(frame.encoded_bytes)
+        return segment, segment.write(frame)
+
+    async def send(self, packed: tuple[Segment, bytes], timeout_s: float) -> None:
+        segment, place = packed
         try:
-            await call(self._put(segment.write(frame, request_id), timeout=timeout_s))
+            await call(self._put(place, timeout=timeout_s))
         except (FrameError, StaleGrantError):
             # The receiver has answered: it reads no more.
             self._idle.append(segment)
@@ -126,6 +139,8 @@ class ShmSender:
 
 class ShmTransport:
     name = "shm"
+    # Telling where a frame lies takes as long as copying a few MiB.
+    frame_bytes = 16 << 20
 
     def __init__(self, network: Network) -> None:
         """Raises ConfigError where processes cannot share memory so."""

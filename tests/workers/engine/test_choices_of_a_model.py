@@ -12,6 +12,7 @@ import torch
 
 from tests.checkpoints import write_folder
 from tests.factories import by_choice, make_request, run_engine
+from tests.kv import read_kv
 from tests.workers.scheduled import scheduled
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
@@ -71,11 +72,11 @@ def test_a_copied_block_has_the_same_bits_in_every_layer_and_no_other_changes(fo
     runner = ModelRunner(config_of(folder, dtype))
     runner.execute(SchedulerOutput((scheduled("r", PROMPT[:40], 0, [6, 1, 3]),), 40))
     everything = list(range(40 * 16))
-    before = torch.frombuffer(bytearray(runner.read_kv(everything, 0, 2)), dtype=torch.uint8).view(4, 40, -1)
+    before = torch.frombuffer(bytearray(read_kv(runner, everything, 0, 2)), dtype=torch.uint8).view(4, 40, -1)
     # The step computes one token into block 9, which is none of them.
     step = SchedulerOutput((scheduled("s", PROMPT[:1], 0, [9]),), 1, copies=((3, 7), (3, 8), (1, 2)))
     runner.execute(step)
-    after = torch.frombuffer(bytearray(runner.read_kv(everything, 0, 2)), dtype=torch.uint8).view(4, 40, -1)
+    after = torch.frombuffer(bytearray(read_kv(runner, everything, 0, 2)), dtype=torch.uint8).view(4, 40, -1)
     wanted = before.clone()
     for source, target in step.copies:
         wanted[:, target] = before[:, source]

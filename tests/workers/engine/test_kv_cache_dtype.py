@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from tests.checkpoints import write_folder
 from tests.factories import run_engine, tokens_of
 from tests.families import TINY
+from tests.kv import read_kv
 from workers.config import EngineConfig, SpeculativeConfig
 from workers.engine.engine import Engine
 from workers.engine.executor import Executor
@@ -98,7 +99,7 @@ def test_a_hand_off_in_any_precision_gives_the_tokens_of_one_worker(folder, kv_c
         prefill.add(first)
         outputs = (await run_engine(prefill))["r"]
         sent, placed = ([b * 16 + i for b in r.block_table for i in range(16)][: len(prompt)] for r in (first, second))
-        decode.executor.runner.write_kv(placed, 0, 2, prefill.executor.runner.read_kv(sent, 0, 2))
+        decode.executor.runner.write_kv(placed, 0, 2, read_kv(prefill.executor.runner, sent, 0, 2))
         decode.commit(second, {0: outputs[0].token_ids[0]})
         prefill.release(first)
         return [*outputs[0].token_ids, *(t for o in (await run_engine(decode))["r"] for t in o.token_ids)]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.checkpoints import TinyLlama, write_folder, write_tensors
+from tests.kv import read_kv
 from tests.workers.scheduled import scheduled
 from workers.config import EngineConfig
 from workers.engine.executor import Runner
@@ -144,11 +145,10 @@ def test_kv_moves_bit_for_bit_between_runners(folder: Path, dtype: str, kv_cache
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for layer, (start, end) in ((0, (0, 16)), (0, (16, 40)), (1, (0, 40))):
-            payload = memoryview(sender.read_kv(slots[start:end], layer, layer + 1))
-            assert payload.contiguous
-            assert payload.nbytes == (end - start) * sender.layout.token_bytes_per_layer
-            receiver.write_kv(targets[start:end], layer, layer + 1, bytes(payload))
-    assert bytes(receiver.read_kv(targets, 0, 2)) == bytes(sender.read_kv(slots, 0, 2))
+            payload = read_kv(sender, slots[start:end], layer, layer + 1)
+            assert len(payload) == (end - start) * sender.layout.token_bytes_per_layer
+            receiver.write_kv(targets[start:end], layer, layer + 1, payload)
+    assert read_kv(receiver, targets, 0, 2) == read_kv(sender, slots, 0, 2)
     (token,) = step(receiver, scheduled("r", want[:1], 40, [9, 2, 60, 4, 5, 7], GREEDY))
     assert token == want[1]
 
@@ -157,10 +157,10 @@ def test_any_bits_survive_the_pool(folder: Path) -> None:
     runner = make_runner(folder, dtype="bfloat16")
     payload = random.Random(0).randbytes(3 * runner.layout.token_bytes)
     runner.write_kv([100, 3, 77], 0, 2, payload)
-    assert bytes(runner.read_kv([100, 3, 77], 0, 2)) == payload
+    assert read_kv(runner, [100, 3, 77], 0, 2) == payload
     shape = (2, 2, 3, -1)
     by_slot = torch.frombuffer(bytearray(payload), dtype=torch.uint8).view(shape)
-    assert bytes(runner.read_kv([77], 1, 2)) == by_slot[1:, :, 2:].contiguous().numpy().tobytes()
+    assert read_kv(runner, [77], 1, 2) == by_slot[1:, :, 2:].contiguous().numpy().tobytes()
 
 
 def test_kv_of_a_wrong_size_is_refused(folder: Path) -> None:
@@ -180,7 +180,7 @@ def test_copies_run_beside_steps(folder: Path) -> None:
     def copy() -> None:
         for _ in range(20):
             runner.write_kv(slots, 0, 2, payload)
-            seen.append(bytes(runner.read_kv(slots, 0, 2)) == payload)
+            seen.append(read_kv(runner, slots, 0, 2) == payload)
 
     thread = threading.Thread(target=copy)
     thread.start()

@@ -13,6 +13,7 @@ from protos import kv_transfer_pb2 as pb
 from tests.factories import GREEDY, prompt_of, sim_cluster
 from tests.fake_model import expected_tokens
 from tests.workers.kv_transfer.test_peers import NEW, OLD, Stage, on_stage
+from tests.workers.kv_transfer.unsent import unsent
 from workers.errors import UnavailableError
 from workers.kv_transfer.frame import Frame
 
@@ -25,7 +26,7 @@ def test_whatever_is_said_to_it_is_a_typed_error(what):
         await stage.launch()
         await stage.peers.get(stage.grant(NEW))
         ways = {
-            "send": lambda: old.send(Frame(1, OLD, 0, 1, 0, 1, b""), "r"),
+            "send": lambda: old.send(old.pack(unsent(Frame(1, OLD, 0, 1, 0, 1, b"")))),
             "commit": lambda: old.commit(pb.CommitRequest(grant_id=1, incarnation=OLD)),
             "release": lambda: old.release(1, ""),
             "renew": lambda: old.renew([1], 1.0),

@@ -13,6 +13,7 @@ from cluster.sim.loop import run, virtual_loop
 from cluster.sim.network import SimNetwork, delay, drop
 from protos import kv_transfer_pb2 as pb
 from tests.factories import make_config, make_worker
+from tests.workers.kv_transfer.unsent import unsent
 from workers.errors import DeadlineError, LayoutMismatchError, StaleGrantError, UnavailableError
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.frame import Frame
@@ -140,8 +141,8 @@ def test_who_still_has_a_peer_that_was_replaced_is_told_so():
         await stage.decode.stop()
         await stage.launch()
         await stage.peers.get(stage.grant(NEW))
-        frame = Frame(1, OLD, 0, 1, 0, 1, b"")
-        for asked in (old.release(1, ""), old.renew([1], 1.0), old.commit(pb.CommitRequest()), old.send(frame, "r")):
+        packed = old.pack(unsent(Frame(1, OLD, 0, 1, 0, 1, b"")))
+        for asked in (old.release(1, ""), old.renew([1], 1.0), old.commit(pb.CommitRequest()), old.send(packed)):
             with pytest.raises(UnavailableError, match="another incarnation"):
                 await asked
 

@@ -13,6 +13,7 @@ import pytest
 
 from cluster.sim.loop import run
 from cluster.sim.network import SimNetwork
+from tests.workers.kv_transfer.unsent import unsent
 from workers.errors import DeadlineError, FrameError
 from workers.kv_transfer.frame import Buffer, Frame, decode
 from workers.kv_transfer.shm import Mappings, Segment, ShmTransport
@@ -24,9 +25,10 @@ SECOND = Frame(8, "a" * 32, 0, 2, 0, 4, b"other" * 100)
 _SENDER = """
 import sys
 from workers.kv_transfer.frame import Frame
+from tests.workers.kv_transfer.unsent import unsent
 from workers.kv_transfer.shm import Segment
 segment = Segment(4096)
-print(segment.write(Frame(7, "a" * 32, 0, 2, 0, 4, b"first" * 100), "r").hex(), flush=True)
+print(segment.write(unsent(Frame(7, "a" * 32, 0, 2, 0, 4, b"first" * 100))).hex(), flush=True)
 sys.stdin.read()
 """
 
@@ -82,10 +84,10 @@ def test_memory_that_the_receiver_may_still_read_is_never_written_again():
         transport.serve(Slow(), server)
         sender = transport.sender(await host.listen(server, "h", 0))
         with pytest.raises(DeadlineError):
-            await sender.send(FIRST, "r", 1.0)
-        await sender.send(SECOND, "r", 1.0)
+            await sender.send(sender.pack(unsent(FIRST)), 1.0)
+        await sender.send(sender.pack(unsent(SECOND)), 1.0)
         assert [bytes(decode(data)[0].payload) for data in held] == [FIRST.payload, SECOND.payload]
-        await sender.send(FIRST, "r", 1.0)
+        await sender.send(sender.pack(unsent(FIRST)), 1.0)
         # What the receiver has answered for is used again.
         assert bytes(decode(held[1])[0].payload) == FIRST.payload
         await sender.close()
@@ -111,7 +113,8 @@ def test_senders_leave_nothing_open_and_receivers_keep_a_bounded_number():
         before = num_open()
         for size in (10, 1000, 10, 5000) * 10:
             sender = transport.sender(address)
-            await asyncio.gather(*(sender.send(Frame(1, "a" * 32, 0, 1, 0, 1, bytes(size)), "r", 1.0) for _ in "abcd"))
+            frame = Frame(1, "a" * 32, 0, 1, 0, 1, bytes(size))
+            await asyncio.gather(*(sender.send(sender.pack(unsent(frame)), 1.0) for _ in "abcd"))
             await sender.close()
         assert num_open() - before == len(transport._mappings._mapped) == 64
         await server.stop(None)

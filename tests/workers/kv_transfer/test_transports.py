@@ -10,6 +10,7 @@ import pytest
 
 from cluster.sim.loop import run, virtual_loop
 from cluster.sim.network import SimNetwork
+from tests.workers.kv_transfer.unsent import unsent
 from workers.errors import DeadlineError, FrameError, StaleGrantError, UnavailableError
 from workers.kv_transfer.base import KVSender, Transport
 from workers.kv_transfer.frame import Buffer, Frame, decode, verify
@@ -36,7 +37,11 @@ class Receiver:
         self.received.append(bytes(frame.payload))
 
 
-def on_stage(transport: str, script: Callable[[KVSender, Receiver], Awaitable[Any]]) -> None:
+async def put(sender: KVSender[Any], frame: Frame, request_id: str = "r", timeout_s: float = 5.0) -> None:
+    await sender.send(sender.pack(unsent(frame, request_id)), timeout_s)
+
+
+def on_stage(transport: str, script: Callable[[KVSender[Any], Receiver], Awaitable[Any]]) -> None:
     async def main() -> None:
         host, receiver = SimNetwork().host(), Receiver()
         ways: dict[str, Transport] = {
@@ -56,7 +61,7 @@ def on_stage(transport: str, script: Callable[[KVSender, Receiver], Awaitable[An
         await sender.close()
         nowhere = way.sender("h:1")
         with pytest.raises(UnavailableError):
-            await nowhere.send(FRAME, "r", 5.0)
+            await put(nowhere, FRAME)
         await nowhere.close()
         await server.stop(None)
 
@@ -65,11 +70,11 @@ def on_stage(transport: str, script: Callable[[KVSender, Receiver], Awaitable[An
 
 @every_transport
 def test_sending_returns_once_the_frame_is_in_place_and_several_go_at_once(transport):
-    async def script(sender: KVSender, receiver: Receiver) -> None:
-        await sender.send(FRAME, "r", 5.0)
+    async def script(sender: KVSender[Any], receiver: Receiver) -> None:
+        await put(sender, FRAME)
         assert receiver.received == [FRAME.payload]
         began = virtual_loop().time()
-        await asyncio.gather(*(sender.send(FRAME, "r", 5.0) for _ in range(4)))
+        await asyncio.gather(*(put(sender, FRAME) for _ in range(4)))
         assert virtual_loop().time() - began < 1.1
 
     on_stage(transport, script)
@@ -77,11 +82,11 @@ def test_sending_returns_once_the_frame_is_in_place_and_several_go_at_once(trans
 
 @every_transport
 def test_errors_keep_their_type(transport):
-    async def script(sender: KVSender, receiver: Receiver) -> None:
+    async def script(sender: KVSender[Any], receiver: Receiver) -> None:
         with pytest.raises(FrameError, match="checksum"):
-            await sender.send(FRAME, "another request", 5.0)
+            await put(sender, FRAME, "another request")
         with pytest.raises(StaleGrantError, match="no more"):
-            await sender.send(Frame(99, "a" * 32, 0, 2, 0, 4, FRAME.payload), "r", 5.0)
+            await put(sender, Frame(99, "a" * 32, 0, 2, 0, 4, FRAME.payload))
         assert receiver.received == []
 
     on_stage(transport, script)
@@ -89,9 +94,9 @@ def test_errors_keep_their_type(transport):
 
 @every_transport
 def test_a_send_ends_at_its_deadline(transport):
-    async def script(sender: KVSender, receiver: Receiver) -> None:
+    async def script(sender: KVSender[Any], receiver: Receiver) -> None:
         with pytest.raises(DeadlineError):
-            await sender.send(FRAME, "r", 0.5)
+            await put(sender, FRAME, timeout_s=0.5)
         assert virtual_loop().time() == pytest.approx(0.5, abs=0.01)
 
     on_stage(transport, script)

@@ -1,0 +1,132 @@
+"""`python -m cluster.bench.transfer` (or `make bench-transfer`): how fast KV travels, beside what the machine can do.
+
+Sender and receiver are two processes with a core each. The contestants take turns, round after round, so that whatever
+else the machine does hits all alike; the best round of each counts. Every transport is production's whole path: chunks,
+frames, checksums, credits, the fence, commit. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import operator
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import click
+
+from cluster.bench.transfer.far_side import WAYS, in_another_process, pin, serve_bench
+from cluster.bench.transfer.model import measure_model, serve_model
+from cluster.bench.transfer.ways import BareGrpc, HandOff, Memcpy, Move, Socket
+from cluster.bench.transfer.workers import LAYOUT, PoolRunner, frame_bytes, start_worker, transfer_config
+from workers.config import Role, TransferConfig
+from workers.kv_transfer.grpc import GrpcTransport
+from workers.kv_transfer.local import LocalTransport
+from workers.worker import Worker
+
+_ROLES: tuple[Role, ...] = ("prefill", "decode")
+
+# Name, bound, and what must hold between the value and it.
+_GOALS: dict[str, tuple[Callable[[float, float], bool], float]] = {
+    "grpc / bare grpc": (operator.ge, 0.7),
+    "shm / memcpy": (operator.ge, 0.4),
+    "shm without checksum / memcpy": (operator.ge, 0.7),
+    "checksum's part of grpc's time": (operator.le, 0.15),
+    "prefill slower by": (operator.le, 0.05),
+    "unhidden part of the time to token 2": (operator.le, 0.05),
+}
+
+
+async def contestants(addresses: Mapping[str, str], num_tokens: int) -> tuple[dict[str, Move], list[Worker]]:
+    grpc_frame = frame_bytes(GrpcTransport)
+    moves: dict[str, Move] = {
+        "memcpy": Memcpy(num_tokens),
+        "socket": Socket(addresses["socket"], grpc_frame),
+        "bare grpc": BareGrpc(addresses["bare grpc"], grpc_frame, TransferConfig().credits),
+    }
+    runner, local = PoolRunner(), LocalTransport()
+    workers = []
+    for name, way in WAYS.items():
+        workers.append(await start_worker("prefill", transfer_config(*way), runner))
+        moves[name] = HandOff(workers[-1], addresses[name])
+    both_here = [await start_worker(role, TransferConfig(), runner, local) for role in _ROLES]
+    moves["local"] = HandOff(both_here[0], both_here[1].address)
+    workers += both_here
+    return moves, workers
+
+
+async def take_turns(addresses: Mapping[str, str], num_tokens: int, num_rounds: int) -> dict[str, list[float]]:
+    """Seconds of each contestant in each round."""
+    moves, workers = await contestants(addresses, num_tokens)
+    seconds: dict[str, list[float]] = {name: [] for name in moves}
+    for round_number in range(num_rounds + 1):
+        for name, move in moves.items():
+            began = time.perf_counter()
+            await move(num_tokens)
+            if round_number:  # The first connects, and finds memory that was never used.
+                seconds[name].append(time.perf_counter() - began)
+    for worker in workers:
+        await worker.stop()
+    return seconds
+
+
+def transfer_figures(seconds: Mapping[str, list[float]], num_tokens: int) -> dict[str, dict[str, float]]:
+    num_bytes = num_tokens * LAYOUT.token_bytes
+    return {
+        name: {
+            "gb_per_s": round(num_bytes / min(times) / 1e9, 3),
+            "s_per_1000_tokens": round(1000 * min(times) / num_tokens, 5),
+            "median_s_per_1000_tokens": round(1000 * statistics.median(times) / num_tokens, 5),
+        }
+        for name, times in seconds.items()
+    }
+
+
+def ratios(seconds: Mapping[str, list[float]]) -> dict[str, float]:
+    best = {name: min(times) for name, times in seconds.items()}
+    return {
+        "grpc / bare grpc": best["bare grpc"] / best["grpc"],
+        "shm / memcpy": best["memcpy"] / best["shm"],
+        "shm without checksum / memcpy": best["memcpy"] / best["shm without checksum"],
+        "checksum's part of grpc's time": max(0.0, 1 - best["grpc without checksum"] / best["grpc"]),
+    }
+
+
+@click.command()
+@click.option("--tokens", default=2048, show_default=True, help="KV handed over in each turn.")
+@click.option("--rounds", default=20, show_default=True, help="Turns of each contestant.")
+@click.option("--model-rounds", default=3, show_default=True, help="Turns with the default model; 0: none.")
+def main(tokens: int, rounds: int, model_rounds: int) -> None:
+    """GB/s and seconds per 1,000 tokens of KV for each transport, and what hand-offs cost prefill."""
+    cores = os.sched_getaffinity(0)
+    with in_another_process(serve_bench) as addresses:
+        pin(0)
+        seconds = asyncio.run(take_turns(addresses, tokens, rounds))
+    figures = transfer_figures(seconds, tokens)
+    for name, row in figures.items():
+        click.echo(f"{name:24} {row['gb_per_s']:7.2f} GB/s {row['s_per_1000_tokens']:9.4f} s per 1,000 tokens")
+    values, model = ratios(seconds), {}
+    if model_rounds:
+        os.sched_setaffinity(0, cores)  # Another process has the cores of who starts it.
+        with in_another_process(serve_model) as addresses:
+            pin(0)
+            model = asyncio.run(measure_model(addresses["decode"], model_rounds))
+        values["prefill slower by"] = model["prefill_slower"]
+        values["unhidden part of the time to token 2"] = model["unhidden_share"]
+        click.echo(f"a prompt of 1,024 tokens: {model['arrival_to_token_2_s']:.2f} s from arrival to token 2")
+    goals = {name: _judge(name, value) for name, value in values.items()}
+    click.echo(json.dumps({"tokens": tokens, "rounds": rounds, "ways": figures, "model": model, "goals": goals}))
+
+
+def _judge(name: str, value: float) -> dict[str, float | bool]:
+    holds, bound = _GOALS[name]
+    met = holds(value, bound)
+    limit = "at least" if holds is operator.ge else "at most"
+    click.echo(f"{name:38} {value:6.3f}  goal: {limit} {bound}: {'met' if met else 'missed'}")
+    return {"value": round(value, 4), "goal": bound, "met": met}
+
+
+if __name__ == "__main__":
+    main()
