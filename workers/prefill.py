@@ -174,7 +174,7 @@ class Prefill:
                 while sent < shipment.grant.end:
                     await self._wait_beyond(shipment, sent)
                     ready = shipment.num_ready
-                    for frame_layers in self._layer_ranges(shipment.peer, ready - sent):
+                    for frame_layers in self._layer_ranges(ready - sent):
                         sends.create_task(self._send(shipment, frame_layers, (sent, ready)))
                     sent = ready
         except* KVFerryError as group:
@@ -185,9 +185,8 @@ class Prefill:
             shipment.progress.clear()
             await shipment.progress.wait()
 
-    def _layer_ranges(self, peer: Peer, num_tokens: int) -> Iterator[tuple[int, int]]:
-        frame_bytes = self._config.frame_bytes or peer.frame_bytes
-        step = layers_per_frame(self._layout, num_tokens, frame_bytes)
+    def _layer_ranges(self, num_tokens: int) -> Iterator[tuple[int, int]]:
+        step = layers_per_frame(self._layout, num_tokens, self._config.frame_bytes)
         for start in range(0, self._layout.num_layers, step):
             yield start, min(start + step, self._layout.num_layers)
 
