@@ -72,8 +72,6 @@ class Transport(Protocol):
     """One way for KV to travel: opens senders, and lets a receiver be reached."""
 
     name: str
-    # Payload of a frame, where transfer.frame_bytes does not say.
-    frame_bytes: int
 
     def sender(self, address: str) -> KVSender[Any]: ...
 

@@ -39,8 +39,6 @@ class GrpcSender:
 
 class GrpcTransport:
     name = "grpc"
-    # Larger ones fall out of the caches between one copy and the next.
-    frame_bytes = 4 << 20
 
     def __init__(self, network: Network) -> None:
         self._network = network

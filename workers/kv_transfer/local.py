@@ -40,7 +40,6 @@ class LocalTransport:
     """Shared by all workers of the process, which are found by address."""
 
     name = "local"
-    frame_bytes = 2 << 20
 
     def __init__(self) -> None:
         self.receivers: dict[str, KVReceiver] = {}

@@ -50,15 +50,14 @@ class FrameSender:
         """
         try:
             async with asyncio.TaskGroup() as sends:
-                for layers in self._layer_ranges(outgoing.peer, end - start):
+                for layers in self._layer_ranges(end - start):
                     sends.create_task(self._send(outgoing, layers, (start, end)))
         except* KVFerryError as group:
             raise first_error(group) from None
 
-    def _layer_ranges(self, peer: Peer, num_tokens: int) -> Iterator[tuple[int, int]]:
+    def _layer_ranges(self, num_tokens: int) -> Iterator[tuple[int, int]]:
         if num_tokens:
-            frame_bytes = self._config.frame_bytes or peer.frame_bytes
-            step = layers_per_frame(self._layout, num_tokens, frame_bytes)
+            step = layers_per_frame(self._layout, num_tokens, self._config.frame_bytes)
             for start in range(0, self._layout.num_layers, step):
                 yield start, min(start + step, self._layout.num_layers)
 

@@ -38,7 +38,6 @@ class Peer:
     ) -> None:
         self.incarnation = answer.incarnation
         self.transport = transport.name
-        self.frame_bytes = transport.frame_bytes
         self._sender = transport.sender(address)
         self.window = asyncio.Semaphore(answer.credits)
         self._channel = channel

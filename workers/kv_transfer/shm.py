@@ -139,8 +139,6 @@ class ShmSender:
 
 class ShmTransport:
     name = "shm"
-    # Telling where a frame lies takes as long as copying a few MiB.
-    frame_bytes = 16 << 20
 
     def __init__(self, network: Network) -> None:
         """Raises ConfigError where processes cannot share memory so."""

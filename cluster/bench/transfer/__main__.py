@@ -22,7 +22,6 @@ from cluster.bench.transfer.model import measure_model, serve_model
 from cluster.bench.transfer.ways import BareGrpc, HandOff, Memcpy, Move, Socket
 from cluster.bench.transfer.workers import LAYOUT, PoolRunner, frame_bytes, start_worker, transfer_config
 from workers.config import Role, TransferConfig
-from workers.kv_transfer.grpc import GrpcTransport
 from workers.kv_transfer.local import LocalTransport
 from workers.worker import Worker
 
@@ -40,18 +39,17 @@ _GOALS: dict[str, tuple[Callable[[float, float], bool], float]] = {
 
 
 async def contestants(addresses: Mapping[str, str], num_tokens: int) -> tuple[dict[str, Move], list[Worker]]:
-    grpc_frame = frame_bytes(GrpcTransport)
     moves: dict[str, Move] = {
         "memcpy": Memcpy(num_tokens),
-        "socket": Socket(addresses["socket"], grpc_frame),
-        "bare grpc": BareGrpc(addresses["bare grpc"], grpc_frame, TransferConfig().credits),
+        "socket": Socket(addresses["socket"], frame_bytes()),
+        "bare grpc": BareGrpc(addresses["bare grpc"], frame_bytes(), TransferConfig().credits),
     }
     runner, local = PoolRunner(), LocalTransport()
     workers = []
     for name, way in WAYS.items():
         workers.append(await start_worker("prefill", transfer_config(*way), runner))
         moves[name] = HandOff(workers[-1], addresses[name])
-    both_here = [await start_worker(role, TransferConfig(), runner, local) for role in _ROLES]
+    both_here = [await start_worker(role, transfer_config("grpc", True), runner, local) for role in _ROLES]
     moves["local"] = HandOff(both_here[0], both_here[1].address)
     workers += both_here
     return moves, workers

@@ -10,7 +10,6 @@ from workers.config import Role, TransferConfig, WorkerConfig
 from workers.engine.executor import Buffer, Executor, SampledToken, StepResult
 from workers.engine.kv_pool import KVPool
 from workers.engine.scheduler import SchedulerOutput
-from workers.kv_transfer.base import Transport
 from workers.kv_transfer.frame import layers_per_frame
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.local import LocalTransport
@@ -24,10 +23,10 @@ LAYOUT = KVLayout("bench", num_layers=30, num_kv_heads=3, head_dim=64, block_siz
 NUM_BLOCKS = 1024
 
 
-def frame_bytes(transport: type[Transport]) -> int:
+def frame_bytes() -> int:
     """Payload of the frames into which a step's tokens go."""
     num_tokens = WorkerConfig().max_num_batched_tokens
-    layers = layers_per_frame(LAYOUT, num_tokens, transport.frame_bytes)
+    layers = layers_per_frame(LAYOUT, num_tokens, TransferConfig().frame_bytes)
     return layers * num_tokens * LAYOUT.token_bytes_per_layer
 
 
