@@ -8,6 +8,7 @@ REPLICAS = "workers/replicas.py"
 DECODE = "workers/decode.py"
 ADMISSION = "router/admission.py"
 COPY_TESTS = "tests/workers/test_replicas.py"
+GRANT_TESTS = "tests/workers/test_replica_grants.py"
 RESUME_TESTS = "tests/router/test_replicas.py"
 
 COPIES = (
@@ -28,7 +29,7 @@ COPIES = (
         DECODE,
         "complete = area ==",
         "complete = hand_off.is_replica or area ==",
-        (f"{COPY_TESTS}::test_a_copy_that_is_not_whole_is_refused",),
+        (f"{GRANT_TESTS}::test_a_copy_that_is_not_whole_is_refused",),
     ),
     Mutant(
         "a copy keeps its salt",
@@ -44,7 +45,7 @@ COPIES = (
         DECODE,
         "del request.prompt_token_ids[",
         "request.prompt_token_ids[",
-        (f"{COPY_TESTS}::test_a_copy_is_whole_blocks_and_once_committed_nobodys",),
+        (f"{GRANT_TESTS}::test_a_copy_is_whole_blocks_and_once_committed_nobodys",),
     ),
     Mutant(
         "a hand-off is committed with tokens, a copy without",
@@ -52,7 +53,7 @@ COPIES = (
         DECODE,
         "bool(choices) != hand_off.is_replica and ",
         "",
-        (f"{COPY_TESTS}::test_only_a_hand_off_is_committed_with_tokens",),
+        (f"{GRANT_TESTS}::test_only_a_hand_off_is_committed_with_tokens",),
     ),
     Mutant(
         "a copy gives way to a hand-off",
@@ -60,7 +61,7 @@ COPIES = (
         DECODE,
         "self._end(replica)",
         "pass",
-        (f"{COPY_TESTS}::test_a_copy_gives_way_to_a_hand_off",),
+        (f"{GRANT_TESTS}::test_a_copy_gives_way_to_a_hand_off",),
     ),
     Mutant(
         "copies do not count as hand-offs",
@@ -68,7 +69,7 @@ COPIES = (
         DECODE,
         "len(self._hand_offs) - len(self._replicas)",
         "len(self._hand_offs)",
-        (f"{COPY_TESTS}::test_copies_do_not_count_as_hand_offs_and_have_a_bound_of_their_own",),
+        (f"{GRANT_TESTS}::test_copies_do_not_count_as_hand_offs_and_have_a_bound_of_their_own",),
     ),
     Mutant(
         "a worker takes few copies at once",
@@ -76,7 +77,7 @@ COPIES = (
         DECODE,
         "if len(self._replicas) >= self._config.max_num_replicas:",
         "if False:",
-        (f"{COPY_TESTS}::test_copies_do_not_count_as_hand_offs_and_have_a_bound_of_their_own",),
+        (f"{GRANT_TESTS}::test_copies_do_not_count_as_hand_offs_and_have_a_bound_of_their_own",),
     ),
     Mutant(
         "the end of a copy is no news for a router",
@@ -84,7 +85,7 @@ COPIES = (
         DECODE,
         "if not hand_off.is_replica:",
         "if True:",
-        (f"{COPY_TESTS}::test_a_copy_that_is_given_up_frees_its_blocks_by_its_lease_and_tells_no_router",),
+        (f"{GRANT_TESTS}::test_a_copy_that_is_given_up_frees_its_blocks_by_its_lease_and_tells_no_router",),
     ),
     Mutant(
         "a refused copy waits before it is tried again",

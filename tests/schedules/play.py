@@ -73,7 +73,11 @@ class _Play:
         worker: dict[str, Any] = {
             "num_gpu_blocks_override": schedule.num_blocks,
             "enable_prefix_caching": schedule.prefix_caching,
-            "transfer": {"lease_s": LEASE_S, "rpc_timeout_s": 3.0},
+            "transfer": {
+                "lease_s": LEASE_S,
+                "rpc_timeout_s": 3.0,
+                "resume": "replicate" if schedule.replicates else "recompute",
+            },
         }
         async with sim_cluster(
             schedule.prefill, schedule.decode, schedule.colocated,

@@ -93,6 +93,8 @@ class Schedule:
     # Of each worker.
     num_blocks: int = 64
     prefix_caching: bool = False
+    # Whether the KV of running requests is copied to whom would decode in their worker's place.
+    replicates: bool = False
     # Of the latencies.
     seed: int = 0
 
@@ -104,8 +106,14 @@ def draw(seed: int) -> Schedule:
     asks = [_ask(rng) for _ in range(rng.randint(6, 20))]
     spoils = [_spoil(rng) for _ in range(rng.choice((0, 3, 6, 12)))]
     events: list[Event] = [*asks, *_deaths(rng, names), *_pauses(rng, names), *spoils]
+    num_blocks, prefix_caching = rng.choice((40, 40, 48, 64)), rng.random() < 0.5
     return Schedule(
-        tuple(events), *topology, num_blocks=rng.choice((40, 40, 48, 64)), prefix_caching=rng.random() < 0.5, seed=seed
+        tuple(events),
+        *topology,
+        num_blocks,
+        prefix_caching,
+        replicates=prefix_caching and rng.random() < 0.5,
+        seed=seed,
     )
 
 

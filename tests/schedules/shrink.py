@@ -39,7 +39,7 @@ def simpler(schedule: Schedule) -> Iterator[Schedule]:
 
 
 def _smaller_clusters(schedule: Schedule) -> Iterator[Schedule]:
-    yield from _to_defaults(schedule, ("prefix_caching", "num_blocks", "seed"))
+    yield from _to_defaults(schedule, ("replicates", "prefix_caching", "num_blocks", "seed"))
     for role in ("prefill", "decode", "colocated"):
         count = getattr(schedule, role)
         gone = f"{role[0]}{count - 1}"
