@@ -102,7 +102,7 @@ class Router:
                 if got_on:
                     for choice in choices:
                         choice.request.replica_address = numbered.replica_address
-                if num_failed >= self._config.max_attempts:
+                if num_failed >= self._config.max_attempts or self._pool.stopping:
                     raise
                 key = f"{request.request_id} {request.choice}"
                 await asyncio.sleep(pause_s(self._config.retry_s, num_failed, key))
