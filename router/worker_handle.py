@@ -204,6 +204,8 @@ class WorkerHandle:
         try:
             timeout_s = (_MAX_MISSES - 0.5) * self._config.heartbeat_s
             stats = (await call(self._stub.GetStats(worker_pb2.GetStatsRequest(), timeout=timeout_s))).stats
+            if not (stats.incarnation and stats.role):
+                raise UnavailableError(f"who answers at {self.address} does not say who it is")
         except KVFerryError as error:
             # A call that timed out has waited as long as all the misses.
             self._misses += _MAX_MISSES if isinstance(error, DeadlineError) else 1
