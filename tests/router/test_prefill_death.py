@@ -1,5 +1,5 @@
-"""A prefill worker that dies at any step of a hand-off: its prompt goes elsewhere, and decode has its room back at once,
-long before a lease is over."""
+"""A prefill worker that dies at any step of a hand-off: its prompt goes elsewhere, and decode has its room back long
+before a lease is over."""
 
 from __future__ import annotations
 

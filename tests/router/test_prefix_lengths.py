@@ -32,7 +32,7 @@ async def learn(worker: Worker, num_tokens: int) -> None:
 async def answer_of(known: tuple[int, int], sizes: tuple[int, int]) -> tuple[list[int], int]:
     """By a prefill and a decode worker that know so much of it; and how many prompt tokens decode was sent."""
     network = SimNetwork()
-    prefill, decode = workers = [
+    workers = [
         make_worker(
             network.host(), name=role, role=role, block_size=size, num_gpu_blocks_override=64,
             incarnation=f"{i:032x}", enable_prefix_caching=True,
@@ -49,6 +49,7 @@ async def answer_of(known: tuple[int, int], sizes: tuple[int, int]) -> tuple[lis
     answer = tokens_of([output async for output in router.generate(PROMPT, GREEDY, "r")])
     await router.stop()
     await pool.stop()
+    decode = workers[1]
     received = decode.stats().kv_bytes_received // decode.layout.token_bytes
     for worker in workers:
         assert in_use(worker) == {}
