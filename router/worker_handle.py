@@ -108,17 +108,17 @@ class WorkerHandle:
         """Raises OverloadedError when the worker has no room now."""
         message = worker_pb2.ReserveRequest(request=request_to_pb(request))
         answer = call(self._stub.Reserve(message, timeout=self._config.rpc_timeout_s))
-        return (await self._unless_lost(answer)).grant
+        return (await self.unless_lost(answer)).grant
 
     async def prefill(self, request: Request, grant: worker_pb2.Grant) -> list[TokenOutput]:
         """Token 1 of every choice."""
         message = worker_pb2.PrefillRequest(request=request_to_pb(request), grant=grant)
         answer = call(self._stub.Prefill(message, timeout=self._config.prefill_timeout_s))
-        return [output_from_pb(output) for output in (await self._unless_lost(self._while_steps(answer))).outputs]
+        return [output_from_pb(output) for output in (await self.unless_lost(self._while_steps(answer))).outputs]
 
     async def submit(self, request: Request) -> None:
         message = worker_pb2.SubmitRequest(request=request_to_pb(request))
-        await self._unless_lost(call(self._stub.Submit(message, timeout=self._config.rpc_timeout_s)))
+        await self.unless_lost(call(self._stub.Submit(message, timeout=self._config.rpc_timeout_s)))
 
     async def abort(self, request_id: str) -> None:
         """What does not reach the worker is said again with its next heartbeat, if it is the same one then."""
@@ -157,7 +157,7 @@ class WorkerHandle:
         """Wait until this request has failed here; why."""
         return await self._outputs[request_id].failure
 
-    async def _unless_lost(self, answer: Awaitable[M]) -> M:
+    async def unless_lost(self, answer: Awaitable[M]) -> M:
         """Raises why the worker is gone, should that be known before the answer."""
         asked = asyncio.ensure_future(answer)
         loss: asyncio.Future[KVFerryError] = asyncio.get_running_loop().create_future()
@@ -169,7 +169,7 @@ class WorkerHandle:
             raise loss.result()
         finally:
             del self._losses[loss]
-            asked.cancel()
+            await close_quietly(asked)
 
     async def _while_steps(self, answer: Awaitable[M]) -> M:
         """DeadlineError when the worker takes no step for too long before the answer."""

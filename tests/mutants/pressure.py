@@ -124,6 +124,17 @@ PRESSURE = (
         ),
     ),
     Mutant(
+        "a prefill worker that dies before decode has answered ends the hand-off",
+        "D3",
+        ROUTER,
+        "await placement.prefill.unless_lost(anext(outputs))",
+        "await anext(outputs)",
+        (
+            "tests/router/test_prefill_death.py"
+            "::test_its_prompt_is_answered_by_who_is_there_and_decode_keeps_no_room_for_it[2-Commit-0]",
+        ),
+    ),
+    Mutant(
         "a handshake has a deadline",
         "D3",
         PEERS,

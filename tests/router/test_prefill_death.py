@@ -44,14 +44,3 @@ def test_its_prompt_is_answered_by_who_is_there_and_decode_keeps_no_room_for_it(
             assert virtual_loop().time() < LEASE_S / 2
 
     run(main())
-
-
-def test_one_that_dies_with_its_commit_on_the_way_costs_its_request_no_more_than_a_lease():
-    async def main() -> None:
-        async with sim_cluster(2, 1) as cluster:
-            dies_when(cluster, "Commit", 0)
-            assert await cluster.ask(prompt_of(70), PARAMS) == expected_tokens(prompt_of(70), PARAMS)
-            assert virtual_loop().time() < LEASE_S + 1
-            await cluster.kill("p0")
-
-    run(main())
