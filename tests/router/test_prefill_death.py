@@ -25,7 +25,9 @@ def dies_when(cluster: SimCluster, method: str, nth: int) -> None:
     cluster.network.fault(method, die, skip=nth, count=1)
 
 
-@pytest.mark.parametrize(("method", "nth"), [("Prefill", 0), ("Connect", 0), ("Put", 0), ("Put", 3), ("Put", 7)])
+@pytest.mark.parametrize(
+    ("method", "nth"), [("Prefill", 0), ("Connect", 0), ("Put", 0), ("Put", 3), ("Put", 7), ("Commit", 0)]
+)
 @pytest.mark.parametrize("num_prefill", [2, 1])
 def test_its_prompt_is_answered_by_who_is_there_and_decode_keeps_no_room_for_it(method, nth, num_prefill):
     async def main() -> None:

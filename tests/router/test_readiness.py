@@ -11,8 +11,7 @@ from cluster.sim.loop import run
 from router.openai import build_app
 from router.pool import WorkerPool
 from tests.factories import SimCluster, sim_cluster
-from tests.router.scripted import ScriptedRouter
-from tests.router.test_openai import text_service
+from tests.router.scripted import ScriptedRouter, text_service
 from tests.router.test_pool import handle_of
 
 

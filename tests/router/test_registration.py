@@ -18,14 +18,17 @@ from router.router import Router
 from tests.factories import GREEDY, make_request, make_worker, prompt_of, sim_cluster
 from tests.fake_model import expected_tokens
 from workers.errors import UnavailableError
+from workers.services import WorkerService
+from workers.worker import Worker
 
 WHOLE = {"name": "w", "role": "colocated", "incarnation": "a" * 32, "blocks_total": 8, "blocks_free": 8}
 
 
-class HalfRegistered(worker_pb2_grpc.WorkerServiceServicer):
+class HalfRegistered(WorkerService):
     """Streams, and tells of itself what it is given to tell."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
         self.stats: dict[str, Any] = {}
 
     async def GetStats(self, request: worker_pb2.GetStatsRequest, context: Any) -> worker_pb2.GetStatsResponse:  # noqa: N802
@@ -40,8 +43,9 @@ class HalfRegistered(worker_pb2_grpc.WorkerServiceServicer):
 
 
 async def with_pool(script: Callable[[HalfRegistered, WorkerPool, Router], Awaitable[None]]) -> None:
-    network, service, config = SimNetwork(), HalfRegistered(), RouterConfig(rpc_timeout_s=1.0, worker_wait_s=2.0)
+    network, config = SimNetwork(), RouterConfig(rpc_timeout_s=1.0, worker_wait_s=2.0)
     host = network.host()
+    service = HalfRegistered(make_worker(host))
     server = host.server()
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
     address = await host.listen(server, "127.0.0.1", 0)
