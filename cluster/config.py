@@ -103,6 +103,11 @@ class ClusterConfig(EngineConfig):
         shared = self.model_dump(include=set(EngineConfig.model_fields))
         return {**shared, **self.role(role).overrides(), "role": role, "transfer": self.transfer}
 
+    def at_ports(self, http: str, grpc: str) -> ClusterConfig:
+        """With the ports of these endpoints, so that another router can take the place of the one there."""
+        ports = {key: int(url.rpartition(":")[2]) for key, url in (("http_port", http), ("grpc_port", grpc))}
+        return self.model_copy(update={"router": self.router.model_copy(update=ports)})
+
     def role(self, role: Role) -> RoleConfig:
         config: RoleConfig = getattr(self, role)
         return config

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from protos import router_pb2
 from router.config import RouterConfig
 from router.policy import RoutingPolicy
-from router.worker_handle import WorkerHandle
+from router.worker_handle import STOPPING, WorkerHandle
 from workers.errors import UnavailableError
 from workers.rpc import Network
 
@@ -18,6 +18,7 @@ class WorkerPool:
     def __init__(self, addresses: Sequence[str], router_id: str, config: RouterConfig, network: Network) -> None:
         # Set on any change that may make room: those who wait look again, then clear it.
         self.changed = asyncio.Event()
+        self.stopping = False
         self._config = config
         self.workers = [WorkerHandle(address, router_id, config, network) for address in addresses]
         for worker in self.workers:
@@ -25,6 +26,12 @@ class WorkerPool:
 
     async def start(self) -> None:
         await asyncio.gather(*(worker.start() for worker in self.workers))
+
+    def refuse(self) -> None:
+        """Serve nothing more, and tell whoever waits: the router is about to stop."""
+        self.stopping = True
+        for worker in self.workers:
+            worker.fail_all(UnavailableError(STOPPING))
 
     async def stop(self) -> None:
         await asyncio.gather(*(worker.stop() for worker in self.workers))
@@ -50,11 +57,13 @@ class WorkerPool:
     @property
     def expected_until_s(self) -> float:
         """On the event loop's clock, until when a worker that is gone is expected back or replaced."""
-        gone_s = [w.gone_since_s for w in self.workers if w.gone_since_s is not None]
+        gone_s = [w.gone_since_s for w in self.workers if w.gone_since_s is not None and not self.stopping]
         return max(gone_s, default=-math.inf) + self._config.worker_wait_s
 
     def ready(self) -> tuple[bool, str]:
         """Whether a request could be served now, and who is missing."""
+        if self.stopping:
+            return False, "the router is stopping"
         if self._has("colocated") or (self._has("prefill") and self._has("decode")):
             return True, ""
         if self._has("prefill"):

@@ -91,7 +91,7 @@ class Router:
                     "%s: try %d ended after %d tokens: %s",
                     request.request_id, num_failed, _num_tokens(choices), error.message,
                 )  # fmt: skip
-                if num_failed >= self._config.max_attempts:
+                if num_failed >= self._config.max_attempts or self._pool.stopping:
                     raise
                 key = f"{request.request_id} {request.choice}"
                 await asyncio.sleep(pause_s(self._config.retry_s, num_failed, key))

@@ -67,6 +67,8 @@ class Serving:
         return self.server.status()
 
     async def stop(self) -> None:
+        """Answers that are not over end with an error event, after which they may be asked for again."""
+        self.pool.refuse()
         await self.server.stop()
         await self.router.stop()
         await self.pool.stop()

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M")
 
+STOPPING = "the router is stopping; send the request again"
+
 # Heartbeats. The last has half a heartbeat to be answered: a worker that stops right after one is known to be gone well
 # within four.
 _MAX_MISSES = 3
@@ -85,7 +87,7 @@ class WorkerHandle:
     async def stop(self) -> None:
         for task in self._tasks:
             await close_quietly(task)
-        self._fail_all(UnavailableError("the router is stopping; send the request again"))
+        self.fail_all(UnavailableError(STOPPING))
         await self._channel.close()
 
     @property
@@ -156,6 +158,15 @@ class WorkerHandle:
     async def lost(self, request_id: str) -> KVFerryError:
         """Wait until this request has failed here; why."""
         return await self._outputs[request_id].failure
+
+    def fail_all(self, error: KVFerryError) -> None:
+        """Of this router's requests here, all that wait."""
+        for waiting in self._outputs.values():
+            waiting.fail(error)
+        for loss in self._losses:
+            if not loss.done():
+                loss.set_result(error)
+        self.changed.set()
 
     async def unless_lost(self, answer: Awaitable[M]) -> M:
         """Raises why the worker is gone, should that be known before the answer."""
@@ -265,15 +276,7 @@ class WorkerHandle:
         if self.gone_since_s is None:
             self.gone_since_s = _now()
             logger.warning("%s (%s at %s)", error.message, self.stats.incarnation, self.address)
-        self._fail_all(error)
-
-    def _fail_all(self, error: KVFerryError) -> None:
-        for waiting in self._outputs.values():
-            waiting.fail(error)
-        for loss in self._losses:
-            if not loss.done():
-                loss.set_result(error)
-        self.changed.set()
+        self.fail_all(error)
 
 
 def _now() -> float:

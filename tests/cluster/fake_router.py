@@ -86,8 +86,8 @@ def _worker(name: str, role: str) -> pb.WorkerStatus:
 
 
 @contextmanager
-def serving() -> Iterator[FakeRouter]:
-    router = FakeRouter()
+def serving(router: FakeRouter | None = None) -> Iterator[FakeRouter]:
+    router = router or FakeRouter()
     started, loop = threading.Event(), asyncio.new_event_loop()
     stop = asyncio.Event()
 

@@ -45,7 +45,7 @@ class _Service(RouterService):
         super().__init__(text, router_pb2.GetStatusResponse)
         self._requests = requests
 
-    async def Generate(self, request: Any, context: Any) -> None:  # noqa: N802
+    async def Generate(self, request: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
         self._requests.append(request)
         await super().Generate(request, context)
 

@@ -7,9 +7,10 @@ one of which has a row. Snippets are short, so that changes beside them leave th
 from __future__ import annotations
 
 from tests.mutants.aborts import ABORTS
+from tests.mutants.death import DEATH
 from tests.mutants.meaning import MEANING
 from tests.mutants.operations import OPERATIONS
 from tests.mutants.pressure import PRESSURE
 from tests.mutants.wrong_output import WRONG_OUTPUT
 
-MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *OPERATIONS)
+MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *DEATH, *OPERATIONS)
