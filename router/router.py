@@ -180,6 +180,9 @@ class Router:
                         running.remove(output.choice)
                     yield output
             async with aclosing(placement.decode.outputs(request.request_id, running)) as outputs:
+                if placement.grant is not None and running:
+                    # Until decode has answered, prefill may take the end of the hand-off with it when it dies.
+                    yield await placement.prefill.unless_lost(anext(outputs))
                 async for output in outputs:
                     self._admission.leave(placement)
                     yield output

@@ -110,17 +110,17 @@ class WorkerHandle:
         """Raises OverloadedError when the worker has no room now."""
         message = worker_pb2.ReserveRequest(request=request_to_pb(request), replica_address=replica_address)
         answer = call(self._stub.Reserve(message, timeout=self._config.rpc_timeout_s))
-        return (await self._unless_lost(answer)).grant
+        return (await self.unless_lost(answer)).grant
 
     async def prefill(self, request: Request, grant: worker_pb2.Grant) -> list[TokenOutput]:
         """Token 1 of every choice."""
         message = worker_pb2.PrefillRequest(request=request_to_pb(request), grant=grant)
         answer = call(self._stub.Prefill(message, timeout=self._config.prefill_timeout_s))
-        return [output_from_pb(output) for output in (await self._unless_lost(self._while_steps(answer))).outputs]
+        return [output_from_pb(output) for output in (await self.unless_lost(self._while_steps(answer))).outputs]
 
     async def submit(self, request: Request) -> None:
         message = worker_pb2.SubmitRequest(request=request_to_pb(request), replica_address=request.replica_address)
-        await self._unless_lost(call(self._stub.Submit(message, timeout=self._config.rpc_timeout_s)))
+        await self.unless_lost(call(self._stub.Submit(message, timeout=self._config.rpc_timeout_s)))
 
     async def abort(self, request_id: str) -> None:
         """What does not reach the worker is said again with its next heartbeat, if it is the same one then."""
@@ -176,7 +176,7 @@ class WorkerHandle:
                 loss.set_result(error)
         self.changed.set()
 
-    async def _unless_lost(self, answer: Awaitable[M]) -> M:
+    async def unless_lost(self, answer: Awaitable[M]) -> M:
         """Raises why the worker is gone, should that be known before the answer."""
         asked = asyncio.ensure_future(answer)
         loss: asyncio.Future[KVFerryError] = asyncio.get_running_loop().create_future()
@@ -188,7 +188,7 @@ class WorkerHandle:
             raise loss.result()
         finally:
             del self._losses[loss]
-            asked.cancel()
+            await close_quietly(asked)
 
     async def _while_steps(self, answer: Awaitable[M]) -> M:
         """DeadlineError when the worker takes no step for too long before the answer."""
@@ -223,6 +223,8 @@ class WorkerHandle:
         try:
             timeout_s = (_MAX_MISSES - 0.5) * self._config.heartbeat_s
             stats = (await call(self._stub.GetStats(worker_pb2.GetStatsRequest(), timeout=timeout_s))).stats
+            if not (stats.incarnation and stats.role):
+                raise UnavailableError(f"who answers at {self.address} does not say who it is")
         except KVFerryError as error:
             # A call that timed out has waited as long as all the misses.
             self._misses += _MAX_MISSES if isinstance(error, DeadlineError) else 1

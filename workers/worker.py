@@ -15,7 +15,7 @@ from workers.config import WorkerConfig
 from workers.decode import Decode
 from workers.engine.engine import Engine
 from workers.engine.executor import Executor
-from workers.errors import InvalidRequestError, KVFerryError
+from workers.errors import InvalidRequestError, KVFerryError, UnavailableError
 from workers.faults import faulty_border
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.outgoing import FrameSender
@@ -51,6 +51,8 @@ class Worker:
         self._network = network or GrpcNetwork()
         self.transports = open_transports(config.transfer.transport, self._network)
         self._make_executor = make_executor or _load_model
+        # Empty until its port is open, which callers may be quicker to find than this worker itself.
+        self.address = ""
 
     async def start(self) -> str:
         """Load the model and serve; the address, host:port. Raises ConfigError."""
@@ -85,6 +87,8 @@ class Worker:
 
     def reserve(self, request: Request) -> Grant:
         """Raises OverloadedError when there is no room, InvalidRequestError when there never will be."""
+        if not self.address:
+            raise UnavailableError(f"{self.config.name} is still starting; try again")
         self._check(request)
         grant = self.decode.reserve(request, self.address)
         self.outputs.expect(request.router_id)

@@ -13,6 +13,8 @@ DECODE_TESTS = "tests/workers/test_decode.py"
 PREFILL_TESTS = "tests/workers/test_prefill.py"
 ABORT_TESTS = "tests/workers/engine/test_engine_aborts.py"
 ROUTER_TESTS = "tests/router/test_router.py"
+ONE_SIDE_TESTS = "tests/workers/test_one_side_ends.py"
+WORKER = "workers/worker.py"
 
 ABORTS = (
     Mutant(
@@ -102,6 +104,67 @@ ABORTS = (
         (
             f"{ROUTER_TESTS}::test_an_abort_of_an_earlier_attempt_that_comes_late_does_not_end_the_next",
             f"{ROUTER_TESTS}::test_a_failure_of_an_earlier_attempt_that_is_heard_of_late_does_not_end_the_next",
+        ),
+    ),
+    Mutant(
+        "prefill hears of a grant that is no more when it renews it",
+        "A1",
+        PREFILL,
+        "if shipment.grant.grant_id in lost and still_here:",
+        "if False:",
+        (
+            f"{ONE_SIDE_TESTS}"
+            "::test_prefill_hears_within_a_lease_that_decode_has_aborted_though_its_step_takes_half_an_hour",
+        ),
+    ),
+    Mutant(
+        "prefill frees a request whose hand-off was refused",
+        "A2",
+        PREFILL,
+        "            self._free(shipment)\n",
+        "            pass\n",
+        (f"{ONE_SIDE_TESTS}::test_whatever_decode_refuses_leaves_no_block_on_either_side",),
+    ),
+    Mutant(
+        "decode validates a request before prefill computes it",
+        "A2",
+        WORKER,
+        "        self._check(request)\n        grant = self.decode.reserve",
+        "        grant = self.decode.reserve",
+        ("tests/workers/test_worker.py::test_a_request_that_can_never_fit_is_refused_by_every_entrance",),
+    ),
+    Mutant(
+        "a renewal renews only what it names",
+        "A6",
+        DECODE,
+        "for grant_id in message.grant_ids:",
+        "for grant_id in (*message.grant_ids, *self._hand_offs):",
+        (f"{DECODE_TESTS}::test_a_renewed_lease_does_not_keep_others_alive",),
+    ),
+    Mutant(
+        "an abort finds a request between its commit and its batch",
+        "A8",
+        WORKER,
+        "            self.engine.abort(request_id)",
+        "            pass",
+        (f"{ONE_SIDE_TESTS}::test_an_abort_finds_a_request_between_its_commit_and_its_batch",),
+    ),
+    Mutant(
+        "a frame that fails gives its credit back",
+        "A10",
+        PREFILL,
+        "async with shipment.peer.window:",
+        "if await shipment.peer.window.acquire():",
+        (f"{PREFILL_TESTS}::test_failed_frames_do_not_wear_out_the_window_of_credits",),
+    ),
+    Mutant(
+        "a request that fails before token 1 leaves prefill's queue",
+        "A10",
+        ROUTER,
+        "        finally:\n            self._admission.leave(placement)",
+        "        finally:\n            pass",
+        (
+            "tests/router/test_prefill_death.py::test_its_prompt_is_answered_by_who_is_there_and_decode_keeps_no_room_for_it",
         ),
     ),
 )

@@ -7,11 +7,14 @@ from tests.mutants.mutant import Mutant
 PREFILL = "workers/prefill.py"
 SCHEDULER = "workers/engine/scheduler.py"
 PEERS = "workers/kv_transfer/peers.py"
-DECODE_TESTS = "tests/workers/test_decode.py"
+DECODE = "workers/decode.py"
+ROUTER = "router/router.py"
 PREFILL_TESTS = "tests/workers/test_prefill.py"
 PEERS_TESTS = "tests/workers/kv_transfer/test_peers.py"
 ENGINE_TESTS = "tests/workers/engine/test_engine.py"
 PREEMPTION_TESTS = "tests/workers/engine/test_preemption.py"
+ONE_SIDE_TESTS = "tests/workers/test_one_side_ends.py"
+DROPPED_TESTS = "tests/workers/kv_transfer/test_dropped_peers.py"
 SCHEDULER_TESTS = "tests/workers/engine/test_scheduler.py"
 
 PRESSURE = (
@@ -104,7 +107,10 @@ PRESSURE = (
         PREFILL,
         "while self._shipments:",
         "while False:",
-        (f"{PREFILL_TESTS}::test_renewal_keeps_a_prefill_alive_that_takes_many_leases",),
+        (
+            f"{PREFILL_TESTS}::test_renewal_keeps_a_prefill_alive_that_takes_many_leases",
+            f"{ONE_SIDE_TESTS}::test_prompts_that_wait_for_their_turn_for_many_leases_are_all_answered",
+        ),
     ),
     Mutant(
         "a call to a peer has a deadline",
@@ -121,5 +127,78 @@ PRESSURE = (
         "if peer is None or peer.incarnation != grant.incarnation:",
         "if peer is None:",
         (f"{PEERS_TESTS}::test_a_replaced_worker_is_a_new_peer_and_its_old_grants_are_refused",),
+    ),
+    Mutant(
+        "decode's room is given back when prefill dies",
+        "D3",
+        ROUTER,
+        "                self._abort(request.request_id, placement)",
+        "                pass",
+        (
+            "tests/router/test_prefill_death.py"
+            "::test_its_prompt_is_answered_by_who_is_there_and_decode_keeps_no_room_for_it",
+        ),
+    ),
+    Mutant(
+        "a prefill worker that dies before decode has answered ends the hand-off",
+        "D3",
+        ROUTER,
+        "await placement.prefill.unless_lost(anext(outputs))",
+        "await anext(outputs)",
+        (
+            "tests/router/test_prefill_death.py"
+            "::test_its_prompt_is_answered_by_who_is_there_and_decode_keeps_no_room_for_it[2-Commit-0]",
+        ),
+    ),
+    Mutant(
+        "a handshake has a deadline",
+        "D3",
+        PEERS,
+        ".Connect(message, timeout=timeout_s)",
+        ".Connect(message)",
+        (f"{PEERS_TESTS}::test_a_peer_that_does_not_answer_ends_the_wait_at_its_deadline",),
+    ),
+    Mutant(
+        "decode frees its room when a hand-off fails on prefill",
+        "D4",
+        DECODE,
+        '            self._fail(hand_off, FrameError(f"the hand-off was given up: {message.reason}"))',
+        "            pass",
+        (f"{ONE_SIDE_TESTS}::test_whatever_decode_refuses_leaves_no_block_on_either_side",),
+    ),
+    Mutant(
+        "decode frees its room when a prompt ends on prefill",
+        "D4",
+        DECODE,
+        "        else:\n            self._end(hand_off)",
+        "",
+        (f"{ONE_SIDE_TESTS}::test_a_prompt_that_fails_on_prefill_gives_decode_its_room_back_at_once",),
+    ),
+    Mutant(
+        "a frame has a deadline",
+        "D5",
+        "workers/kv_transfer/grpc.py",
+        "await call(self._put(encode(frame, request_id), timeout=timeout_s))",
+        "await call(self._put(encode(frame, request_id)))",
+        (f"{ONE_SIDE_TESTS}::test_any_one_frame_that_gets_lost_ends_the_hand_off_within_its_deadline",),
+    ),
+    Mutant(
+        "hand-offs in flight are bounded by their own setting",
+        "D10",
+        DECODE,
+        "if len(self._hand_offs) >= self._config.max_num_grants:",
+        "if len(self._hand_offs) + len(self._engine.requests) >= 2 * self._config.max_num_grants:",
+        (f"{ONE_SIDE_TESTS}::test_as_many_hand_offs_are_in_flight_as_the_setting_says_whatever_else_runs",),
+    ),
+    Mutant(
+        "what is said to a peer that was dropped is a typed error",
+        "D1",
+        PEERS,
+        "except grpc.aio.UsageError:",
+        "except ZeroDivisionError:",
+        (
+            f"{DROPPED_TESTS}::test_whatever_is_said_to_it_is_a_typed_error",
+            f"{DROPPED_TESTS}::test_a_hand_off_that_was_waiting_for_it_ends_without_a_trace",
+        ),
     ),
 )

@@ -1,8 +1,7 @@
 """Defences against what breaks such systems in the field, and the tests that go red without them.
 
-Each row switches one defence off by replacing one piece of source. `scenario` is a kind of fault that users of such
-servers have reported, as A3: A is for aborts and leaks, B for wrong output, C for what the API means, D for deaths and
-pressure. Snippets are short, so that changes beside them leave the table as it is.
+Each row switches one defence off by replacing one piece of source. `scenario` is a kind of fault of scenarios.py, every
+one of which has a row. Snippets are short, so that changes beside them leave the table as it is.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ from __future__ import annotations
 from tests.mutants.aborts import ABORTS
 from tests.mutants.death import DEATH
 from tests.mutants.meaning import MEANING
+from tests.mutants.operations import OPERATIONS
 from tests.mutants.pressure import PRESSURE
 from tests.mutants.replicas import COPIES
 from tests.mutants.wrong_output import WRONG_OUTPUT
 
-MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *DEATH, *COPIES)
+MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *DEATH, *COPIES, *OPERATIONS)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.mutants.__main__ import ROOT, fault_of, faults_of
 from tests.mutants.mutant import Mutant
+from tests.mutants.scenarios import SCENARIOS
 from tests.mutants.table import MUTANTS
 
 
@@ -31,6 +32,11 @@ def test_each_defence_is_where_the_table_says_and_its_tests_exist(mutant):
     for test in mutant.tests:
         file, _, name = test.partition("::")
         assert name.partition("[")[0] in functions_in(file)
+
+
+def test_every_scenario_has_a_row_and_every_row_a_known_scenario_or_none():
+    defended = {mutant.scenario for mutant in MUTANTS} - {"", "-"}
+    assert defended == set(SCENARIOS)
 
 
 def test_names_are_told_apart():

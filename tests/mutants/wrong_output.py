@@ -14,6 +14,7 @@ FRAME_TESTS = "tests/workers/kv_transfer/test_frame.py"
 PEERS_TESTS = "tests/workers/kv_transfer/test_peers.py"
 CACHE_TESTS = "tests/workers/engine/test_prefix_cache.py"
 ROUTER_TESTS = "tests/router/test_router.py"
+PREFIX_LENGTH_TESTS = "tests/router/test_prefix_lengths.py"
 
 WRONG_OUTPUT = (
     Mutant(
@@ -151,5 +152,48 @@ WRONG_OUTPUT = (
         "if output.index > have:",
         "if False:",
         (f"{ROUTER_TESTS}::test_outputs_that_get_lost_are_missed_and_asked_for_again",),
+    ),
+    Mutant(
+        "a write whose grant ended meanwhile is no success",
+        "B2",
+        DECODE,
+        "if frame.grant_id not in self._hand_offs:",
+        "if False:",
+        (f"{DECODE_TESTS}::test_blocks_under_a_write_are_quarantined_until_it_is_over_and_its_late_bytes_harm_nobody",),
+    ),
+    Mutant(
+        "a commit of part of the prompt is refused though its sums are right",
+        "B7",
+        DECODE,
+        "area == (grant.end - grant.start) * self._layout.num_layers and",
+        "area is not None and",
+        (
+            "tests/workers/test_incomplete_commits.py"
+            "::test_it_is_refused_though_it_counts_what_came_and_the_blocks_are_free",
+        ),
+    ),
+    Mutant(
+        "prefill commits only what it has sent whole",
+        "B7",
+        "workers/prefill.py",
+        "            await self._send_all(shipment)\n            reason",
+        "            reason",
+        ("tests/workers/test_prefill.py::test_a_handed_over_request_is_answered_as_without_a_cache",),
+    ),
+    Mutant(
+        "prefill sends from where decode's prefix ends",
+        "B9",
+        "workers/prefill.py",
+        "sent = shipment.grant.start",
+        "sent = 0",
+        (f"{PREFIX_LENGTH_TESTS}::test_the_answer_is_that_of_a_model_without_a_cache[0-4-sizes0]",),
+    ),
+    Mutant(
+        "decode writes a token's KV where its position says",
+        "B9",
+        DECODE,
+        "slots_of(hand_off.request.block_table, frame.token_start, frame.token_end, self._layout.block_size)",
+        "slots_of(hand_off.request.block_table, 0, frame.token_end - frame.token_start, self._layout.block_size)",
+        (f"{PREFIX_LENGTH_TESTS}::test_the_answer_is_that_of_a_model_without_a_cache[8-13-sizes0]",),
     ),
 )

@@ -284,6 +284,7 @@ def test_a_failure_of_an_earlier_attempt_that_is_heard_of_late_does_not_end_the_
             cluster.network.fault("StreamOutputs", delay(0.21), answers=True, count=1)
             cluster.network.fault("Put", corrupt(-1), count=1)
             assert await cluster.ask(prompt_of(20), LONG) == expected_tokens(prompt_of(20), LONG)
+            assert cluster.router._num_attempts == 2
 
     run(main())
 

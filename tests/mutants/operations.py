@@ -1,0 +1,95 @@
+"""Topology and operations: refused at start-up or shown in readiness, with the reason."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+TRANSPORTS = "workers/kv_transfer/transports.py"
+CHOICE_TESTS = "tests/workers/kv_transfer/test_choice_of_transport.py"
+REGISTRATION_TESTS = "tests/router/test_registration.py"
+READINESS_TESTS = "tests/router/test_readiness.py"
+
+OPERATIONS = (
+    Mutant(
+        "a worker's port is its alone",
+        "E3",
+        "workers/rpc.py",
+        '("grpc.so_reuseport", 0)',
+        '("grpc.so_reuseport", 1)',
+        ("tests/workers/test_ports.py::test_two_workers_do_not_share_a_port_and_the_second_says_which_is_taken",),
+    ),
+    Mutant(
+        "a router's port is its alone",
+        "E3",
+        "router/server.py",
+        'raise _in_use("grpc_port", host, port, "in use, or no address of this machine") from error',
+        "raise",
+        ("tests/router/test_openai_server.py::test_a_port_in_use_is_named_and_leaves_nothing_behind",),
+    ),
+    Mutant(
+        "who does not say who it is counts as not there",
+        "E4",
+        "router/worker_handle.py",
+        "if not (stats.incarnation and stats.role):",
+        "if False:",
+        (
+            f"{REGISTRATION_TESTS}"
+            "::test_it_is_shown_as_not_ready_and_requests_are_refused_in_words_until_it_has[incarnation]",
+        ),
+    ),
+    Mutant(
+        "who comes after a worker that is gone counts as not there before it has said who it is",
+        "E4",
+        "router/worker_handle.py",
+        "            self._misses = _MAX_MISSES\n            self._lose(",
+        "            self._lose(",
+        (f"{REGISTRATION_TESTS}::test_a_request_that_comes_before_a_worker_has_told_of_itself_waits_for_it",),
+    ),
+    Mutant(
+        "a worker that does not know its address yet grants nothing",
+        "E4",
+        "workers/worker.py",
+        "if not self.address:",
+        "if False:",
+        (f"{REGISTRATION_TESTS}::test_a_worker_whose_port_is_open_before_it_knows_its_address_grants_nothing_yet",),
+    ),
+    Mutant(
+        "ready is who answers, not who once did",
+        "E5",
+        "router/pool.py",
+        "return any(w.role == role and w.reachable for w in self.workers)",
+        "return any(w.role == role for w in self.workers)",
+        (f"{READINESS_TESTS}::test_it_turns_when_a_worker_goes_and_again_when_it_is_back",),
+    ),
+    Mutant(
+        "readiness over HTTP is the pool's",
+        "E5",
+        "router/openai.py",
+        "is_ready, reason = pool.ready()",
+        'is_ready, reason = True, ""',
+        (
+            f"{READINESS_TESTS}::test_it_turns_when_a_worker_goes_and_again_when_it_is_back",
+            "tests/router/test_openai.py::test_ready_follows_the_pool_and_health_does_not",
+        ),
+    ),
+    Mutant(
+        "a transport that is asked for by name is the only one",
+        "E6",
+        TRANSPORTS,
+        'if setting != "auto":',
+        "if False:",
+        (
+            f"{CHOICE_TESTS}::test_another_host_is_served_by_grpc_when_auto_and_refused_when_shm_is_forced",
+            f"{CHOICE_TESTS}::test_a_machine_without_shared_memory_says_so_at_once",
+            f"{CHOICE_TESTS}::test_two_that_have_none_in_common_are_refused_by_name",
+        ),
+    ),
+    Mutant(
+        "the best transport is one that the receiver accepts",
+        "E6",
+        TRANSPORTS,
+        "if name in accepted:",
+        "if True:",
+        (f"{CHOICE_TESTS}::test_two_that_have_none_in_common_are_refused_by_name",),
+    ),
+)
