@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import worker_pb2 as protos_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/kv_transfer.proto\x12\nkvferry.v1\x1a\x13protos/worker.proto\"\xd2\x01\n\x08KVLayout\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nnum_layers\x18\x03 \x01(\x05\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\x05\x12\x10\n\x08head_dim\x18\x05 \x01(\x05\x12\x12\n\nblock_size\x18\x06 \x01(\x05\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x1c\n\x14tensor_parallel_size\x18\x08 \x01(\x05\x12\x1c\n\x14tensor_parallel_rank\x18\t \x01(\x05\"\xb2\x01\n\x0e\x43onnectRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12$\n\x06layout\x18\x02 \x01(\x0b\x32\x14.kvferry.v1.KVLayout\x12\x36\n\x06offers\x18\x03 \x03(\x0b\x32&.kvferry.v1.ConnectRequest.OffersEntry\x1a-\n\x0bOffersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"q\n\x0f\x43onnectResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12$\n\x06layout\x18\x02 \x01(\x0b\x32\x14.kvferry.v1.KVLayout\x12\x0f\n\x07\x63redits\x18\x03 \x01(\x05\x12\x12\n\ntransports\x18\x04 \x03(\t\"\x8b\x02\n\rCommitRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x45\n\x0f\x66irst_token_ids\x18\x03 \x03(\x0b\x32,.kvferry.v1.CommitRequest.FirstTokenIdsEntry\x12\x12\n\nnum_frames\x18\x04 \x01(\r\x12\x11\n\tnum_bytes\x18\x05 \x01(\x04\x12\x12\n\ntransfer_s\x18\x06 \x01(\x01\x12\x1b\n\x13transfer_unhidden_s\x18\x07 \x01(\x01\x1a\x34\n\x12\x46irstTokenIdsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"\x10\n\x0e\x43ommitResponse\"G\n\x0eReleaseRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x11\n\x0fReleaseResponse\"6\n\x0cRenewRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tgrant_ids\x18\x02 \x03(\x04\"\'\n\rRenewResponse\x12\x16\n\x0elost_grant_ids\x18\x01 \x03(\x04\"=\n\x15ReserveReplicaRequest\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.kvferry.v1.Request\":\n\x16ReserveReplicaResponse\x12 \n\x05grant\x18\x01 \x01(\x0b\x32\x11.kvferry.v1.Grant2\x9a\x02\n\x11KVTransferService\x12\x42\n\x07\x43onnect\x12\x1a.kvferry.v1.ConnectRequest\x1a\x1b.kvferry.v1.ConnectResponse\x12?\n\x06\x43ommit\x12\x19.kvferry.v1.CommitRequest\x1a\x1a.kvferry.v1.CommitResponse\x12\x42\n\x07Release\x12\x1a.kvferry.v1.ReleaseRequest\x1a\x1b.kvferry.v1.ReleaseResponse\x12<\n\x05Renew\x12\x18.kvferry.v1.RenewRequest\x1a\x19.kvferry.v1.RenewResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/kv_transfer.proto\x12\nkvferry.v1\x1a\x13protos/worker.proto\"\xce\x01\n\x08KVLayout\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nnum_layers\x18\x03 \x01(\x05\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\x05\x12\x10\n\x08head_dim\x18\x05 \x01(\x05\x12\x12\n\nblock_size\x18\x06 \x01(\x05\x12\r\n\x05\x64type\x18\x07 \x01(\tJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\nR\x14tensor_parallel_sizeR\x14tensor_parallel_rank\"\xb2\x01\n\x0e\x43onnectRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12$\n\x06layout\x18\x02 \x01(\x0b\x32\x14.kvferry.v1.KVLayout\x12\x36\n\x06offers\x18\x03 \x03(\x0b\x32&.kvferry.v1.ConnectRequest.OffersEntry\x1a-\n\x0bOffersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"q\n\x0f\x43onnectResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12$\n\x06layout\x18\x02 \x01(\x0b\x32\x14.kvferry.v1.KVLayout\x12\x0f\n\x07\x63redits\x18\x03 \x01(\x05\x12\x12\n\ntransports\x18\x04 \x03(\t\"\x8b\x02\n\rCommitRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x45\n\x0f\x66irst_token_ids\x18\x03 \x03(\x0b\x32,.kvferry.v1.CommitRequest.FirstTokenIdsEntry\x12\x12\n\nnum_frames\x18\x04 \x01(\r\x12\x11\n\tnum_bytes\x18\x05 \x01(\x04\x12\x12\n\ntransfer_s\x18\x06 \x01(\x01\x12\x1b\n\x13transfer_unhidden_s\x18\x07 \x01(\x01\x1a\x34\n\x12\x46irstTokenIdsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"\x10\n\x0e\x43ommitResponse\"G\n\x0eReleaseRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x11\n\x0fReleaseResponse\"6\n\x0cRenewRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tgrant_ids\x18\x02 \x03(\x04\"\'\n\rRenewResponse\x12\x16\n\x0elost_grant_ids\x18\x01 \x03(\x04\"=\n\x15ReserveReplicaRequest\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.kvferry.v1.Request\":\n\x16ReserveReplicaResponse\x12 \n\x05grant\x18\x01 \x01(\x0b\x32\x11.kvferry.v1.Grant2\x9a\x02\n\x11KVTransferService\x12\x42\n\x07\x43onnect\x12\x1a.kvferry.v1.ConnectRequest\x1a\x1b.kvferry.v1.ConnectResponse\x12?\n\x06\x43ommit\x12\x19.kvferry.v1.CommitRequest\x1a\x1a.kvferry.v1.CommitResponse\x12\x42\n\x07Release\x12\x1a.kvferry.v1.ReleaseRequest\x1a\x1b.kvferry.v1.ReleaseResponse\x12<\n\x05Renew\x12\x18.kvferry.v1.RenewRequest\x1a\x19.kvferry.v1.RenewResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,31 +37,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMMITREQUEST_FIRSTTOKENIDSENTRY']._loaded_options = None
   _globals['_COMMITREQUEST_FIRSTTOKENIDSENTRY']._serialized_options = b'8\001'
   _globals['_KVLAYOUT']._serialized_start=62
-  _globals['_KVLAYOUT']._serialized_end=272
-  _globals['_CONNECTREQUEST']._serialized_start=275
-  _globals['_CONNECTREQUEST']._serialized_end=453
-  _globals['_CONNECTREQUEST_OFFERSENTRY']._serialized_start=408
-  _globals['_CONNECTREQUEST_OFFERSENTRY']._serialized_end=453
-  _globals['_CONNECTRESPONSE']._serialized_start=455
-  _globals['_CONNECTRESPONSE']._serialized_end=568
-  _globals['_COMMITREQUEST']._serialized_start=571
-  _globals['_COMMITREQUEST']._serialized_end=838
-  _globals['_COMMITREQUEST_FIRSTTOKENIDSENTRY']._serialized_start=786
-  _globals['_COMMITREQUEST_FIRSTTOKENIDSENTRY']._serialized_end=838
-  _globals['_COMMITRESPONSE']._serialized_start=840
-  _globals['_COMMITRESPONSE']._serialized_end=856
-  _globals['_RELEASEREQUEST']._serialized_start=858
-  _globals['_RELEASEREQUEST']._serialized_end=929
-  _globals['_RELEASERESPONSE']._serialized_start=931
-  _globals['_RELEASERESPONSE']._serialized_end=948
-  _globals['_RENEWREQUEST']._serialized_start=950
-  _globals['_RENEWREQUEST']._serialized_end=1004
-  _globals['_RENEWRESPONSE']._serialized_start=1006
-  _globals['_RENEWRESPONSE']._serialized_end=1045
-  _globals['_RESERVEREPLICAREQUEST']._serialized_start=1047
-  _globals['_RESERVEREPLICAREQUEST']._serialized_end=1108
-  _globals['_RESERVEREPLICARESPONSE']._serialized_start=1110
-  _globals['_RESERVEREPLICARESPONSE']._serialized_end=1168
-  _globals['_KVTRANSFERSERVICE']._serialized_start=1171
-  _globals['_KVTRANSFERSERVICE']._serialized_end=1453
+  _globals['_KVLAYOUT']._serialized_end=268
+  _globals['_CONNECTREQUEST']._serialized_start=271
+  _globals['_CONNECTREQUEST']._serialized_end=449
+  _globals['_CONNECTREQUEST_OFFERSENTRY']._serialized_start=404
+  _globals['_CONNECTREQUEST_OFFERSENTRY']._serialized_end=449
+  _globals['_CONNECTRESPONSE']._serialized_start=451
+  _globals['_CONNECTRESPONSE']._serialized_end=564
+  _globals['_COMMITREQUEST']._serialized_start=567
+  _globals['_COMMITREQUEST']._serialized_end=834
+  _globals['_COMMITREQUEST_FIRSTTOKENIDSENTRY']._serialized_start=782
+  _globals['_COMMITREQUEST_FIRSTTOKENIDSENTRY']._serialized_end=834
+  _globals['_COMMITRESPONSE']._serialized_start=836
+  _globals['_COMMITRESPONSE']._serialized_end=852
+  _globals['_RELEASEREQUEST']._serialized_start=854
+  _globals['_RELEASEREQUEST']._serialized_end=925
+  _globals['_RELEASERESPONSE']._serialized_start=927
+  _globals['_RELEASERESPONSE']._serialized_end=944
+  _globals['_RENEWREQUEST']._serialized_start=946
+  _globals['_RENEWREQUEST']._serialized_end=1000
+  _globals['_RENEWRESPONSE']._serialized_start=1002
+  _globals['_RENEWRESPONSE']._serialized_end=1041
+  _globals['_RESERVEREPLICAREQUEST']._serialized_start=1043
+  _globals['_RESERVEREPLICAREQUEST']._serialized_end=1104
+  _globals['_RESERVEREPLICARESPONSE']._serialized_start=1106
+  _globals['_RESERVEREPLICARESPONSE']._serialized_end=1164
+  _globals['_KVTRANSFERSERVICE']._serialized_start=1167
+  _globals['_KVTRANSFERSERVICE']._serialized_end=1449
 # @@protoc_insertion_point(module_scope)

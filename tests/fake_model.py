@@ -41,7 +41,8 @@ class HashRunner:
             self.pool[:, :, self._slots_of(target)] = self.pool[:, :, self._slots_of(source)]
         return [StepResult(tuple(map(SampledToken, self._compute(request)))) for request in batch.requests]
 
-    def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
+    def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, dtype: str | None = None) -> Buffer:
+        assert dtype in (None, self.layout.dtype), "its KV is bits that no cast leaves alone"
         return self.pool[layer_start:layer_end, :, slots].tobytes()
 
     def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:

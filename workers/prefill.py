@@ -173,7 +173,7 @@ class Prefill:
                 while sent < shipment.grant.end:
                     await self._wait_beyond(shipment, sent)
                     ready = shipment.num_ready
-                    for frame_layers in self._layer_ranges(ready - sent):
+                    for frame_layers in self._layer_ranges(shipment.peer.layout, ready - sent):
                         sends.create_task(self._send(shipment, frame_layers, (sent, ready)))
                     sent = ready
         except* KVFerryError as group:
@@ -184,17 +184,17 @@ class Prefill:
             shipment.progress.clear()
             await shipment.progress.wait()
 
-    def _layer_ranges(self, num_tokens: int) -> Iterator[tuple[int, int]]:
-        step = layers_per_frame(self._layout, num_tokens, self._config.frame_bytes)
-        for start in range(0, self._layout.num_layers, step):
-            yield start, min(start + step, self._layout.num_layers)
+    def _layer_ranges(self, layout: KVLayout, num_tokens: int) -> Iterator[tuple[int, int]]:
+        step = layers_per_frame(layout, num_tokens, self._config.frame_bytes)
+        for start in range(0, layout.num_layers, step):
+            yield start, min(start + step, layout.num_layers)
 
     async def _send(self, shipment: Shipment, layers: tuple[int, int], tokens: tuple[int, int]) -> None:
         request, grant = shipment.request, shipment.grant
         # Taken in here: a task that is cancelled before its first step could not give it back.
         async with shipment.peer.window:
             slots = slots_of(request.block_table, *tokens, self._layout.block_size)
-            payload = await self._engine.executor.read_kv(slots, *layers)
+            payload = await self._engine.executor.read_kv(slots, *layers, shipment.peer.layout.dtype)
             if shipment.first_sent_s is None:
                 shipment.first_sent_s = _now()
             self.num_frames_overlapped += request.num_computed_tokens < grant.end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import uuid
 from collections.abc import Callable
 
@@ -167,6 +168,16 @@ class Worker:
 
 
 def _load_model(config: WorkerConfig) -> Executor:
-    from workers.engine.model_runner import ModelRunner  # Loads torch, which tests with a fake model do not need.
+    # They load torch, which tests with a fake model do not need.
+    from workers.engine.model_runner import ModelRunner
+    from workers.engine.tensor_parallel import TensorParallelExecutor
 
+    if config.tensor_parallel_size > 1:
+        return TensorParallelExecutor(config, _end_process)
     return Executor(ModelRunner(config))
+
+
+def _end_process(error: KVFerryError) -> None:
+    """A worker that lost a rank is none: it ends as a whole, which whoever started it sees and mends."""
+    logger.critical("%s", error.message)
+    os._exit(1)

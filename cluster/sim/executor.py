@@ -35,9 +35,9 @@ class SimExecutor(Executor):
         await asyncio.sleep(self._step_s(batch))
         return self.runner.execute(batch)
 
-    async def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
+    async def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, dtype: str | None = None) -> Buffer:
         await asyncio.sleep(self._copy_s(len(slots)))
-        return self.runner.read_kv(slots, layer_start, layer_end)
+        return self.runner.read_kv(slots, layer_start, layer_end, dtype)
 
     async def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
         await asyncio.sleep(self._copy_s(len(slots)))

@@ -25,7 +25,7 @@ class EmptyRunner:
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
         return [StepResult((SampledToken(0),) * len(request.samples)) for request in batch.requests]
 
-    def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
+    def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, dtype: str | None = None) -> Buffer:
         return b""
 
     def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:

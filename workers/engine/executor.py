@@ -44,8 +44,11 @@ class Runner(Protocol):
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
         """Do the step's copies, then compute it; one result for each request, in their order."""
 
-    def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
-        """A copy of the KV in `slots`: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_bytes]."""
+    def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, dtype: str | None = None) -> Buffer:
+        """A copy of the KV in `slots`: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_bytes].
+
+        `dtype`: as a pool of that dtype would hold it (KVLayout.dtype); None: bit for bit.
+        """
 
     def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
         """Put KV of read_kv's shape into `slots`."""
@@ -62,8 +65,8 @@ class Executor:
     async def execute(self, batch: SchedulerOutput) -> list[StepResult]:
         return await self._run(self._step_thread, lambda: self.runner.execute(batch))
 
-    async def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
-        return await self._run(self._copy_thread, lambda: self.runner.read_kv(slots, layer_start, layer_end))
+    async def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, dtype: str | None = None) -> Buffer:
+        return await self._run(self._copy_thread, lambda: self.runner.read_kv(slots, layer_start, layer_end, dtype))
 
     async def write_kv(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
         await self._run(self._copy_thread, lambda: self.runner.write_kv(slots, layer_start, layer_end, payload))

@@ -12,13 +12,14 @@ from workers.config import CacheConfig
 from workers.engine.executor import Buffer
 from workers.errors import ConfigError, FrameError
 from workers.kv_transfer.layout import KVLayout
-from workers.layers.kv_codec import POOL_DTYPES, pool_width
+from workers.layers.kv_codec import POOL_DTYPES, cast, pool_width
 
 
 class KVPool:
     """`tensor` is [num_layers, 2, num_blocks, block_size, num_kv_heads, pool_width] (workers/layers/kv_codec.py).
 
-    read and write copy bits, whatever the dtype. They may run beside a step and beside each other on different blocks.
+    read and write copy bits, whatever the dtype, unless read is asked for another. They may run beside a step and
+    beside each other on different blocks.
     """
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
@@ -30,23 +31,26 @@ class KVPool:
             (layout.num_layers, 2, num_blocks, layout.block_size, layout.num_kv_heads, width), dtype, device
         )
         self._layout = layout
+        # [num_layers, 2, num_slots, num_kv_heads, pool_width]
+        self._slots = self.tensor.flatten(2, 3)
         # Half words hold the bits of any width: [num_layers, 2, num_slots, half words of a token's K or V].
-        self._bits = self.tensor.view(torch.int16).view(layout.num_layers, 2, num_blocks * layout.block_size, -1)
+        self._bits = self._slots.view(torch.int16).flatten(3)
 
     @torch.inference_mode()
-    def read(self, slots: Sequence[int], layer_start: int, layer_end: int) -> memoryview:
-        """A copy: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_bytes]."""
-        rows = self._bits[layer_start:layer_end].index_select(2, self._index(slots))
+    def read(self, slots: Sequence[int], layer_start: int, layer_end: int, dtype: str | None = None) -> memoryview:
+        """A copy: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_bytes]; `dtype`: cast to that one."""
+        if dtype is None or dtype == self._layout.dtype:
+            rows = self._bits[layer_start:layer_end].index_select(2, self._index(slots))
+        else:
+            kept = self._slots[layer_start:layer_end].index_select(2, self._index(slots))
+            rows = cast(kept, POOL_DTYPES[dtype]).view(torch.int16)
         return rows.flatten().cpu().numpy().data.cast("B")
 
     @torch.inference_mode()
     def write(self, slots: Sequence[int], layer_start: int, layer_end: int, payload: Buffer) -> None:
         """Put what `read` gave elsewhere into `slots`. FrameError when its size is another one."""
         layers = layer_end - layer_start
-        wanted = layers * len(slots) * self._layout.token_bytes_per_layer
-        received = memoryview(payload).nbytes
-        if received != wanted:
-            raise FrameError(f"KV of {len(slots)} tokens and {layers} layers is {wanted} bytes, not {received}")
+        require_size(payload, self._layout, layers, len(slots))
         rows = torch.empty((layers, 2, len(slots), self._bits.shape[-1]), dtype=torch.int16)
         # Through numpy, which takes read-only buffers without a complaint.
         rows.numpy().reshape(-1)[:] = np.frombuffer(payload, dtype=np.int16)
@@ -60,6 +64,14 @@ class KVPool:
 
     def _index(self, slots: Sequence[int]) -> torch.Tensor:
         return torch.tensor(slots, dtype=torch.int64, device=self._bits.device)
+
+
+def require_size(payload: Buffer, layout: KVLayout, num_layers: int, num_tokens: int) -> None:
+    """Raise FrameError unless `payload` is KV of so many tokens and layers of that layout."""
+    wanted = num_layers * num_tokens * layout.token_bytes_per_layer
+    received = memoryview(payload).nbytes
+    if received != wanted:
+        raise FrameError(f"KV of {num_tokens} tokens and {num_layers} layers is {wanted} bytes, not {received}")
 
 
 def _require_memory(num_bytes: int) -> None:
@@ -81,9 +93,10 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(half_words).view(dtype)
 
 
-def num_pool_blocks(config: CacheConfig, layout: KVLayout, max_model_len: int) -> int:
-    """Blocks of the pool. ConfigError when they cannot hold one request of max_model_len tokens."""
-    block_bytes = layout.token_bytes * config.block_size
+def num_pool_blocks(config: CacheConfig, token_bytes: int, max_model_len: int) -> int:
+    """Blocks of the pool, for KV of so many bytes a token. ConfigError when they cannot hold one request of
+    max_model_len tokens."""
+    block_bytes = token_bytes * config.block_size
     num_blocks = config.num_gpu_blocks_override or config.kv_cache_memory_bytes // block_bytes
     needed = -(-max_model_len // config.block_size)
     if num_blocks >= needed:
