@@ -195,7 +195,7 @@ class Cluster:
         return actor, actor.start.remote()
 
     def _worker_actor(self, worker: WorkerConfig) -> Any:
-        num_gpus = _gpu_share(self._workers) if worker.device == "cuda" else 0
+        num_gpus = _gpu_share(self._workers, worker) if worker.device == "cuda" else 0
         return self._actor(WorkerProcess, worker.name, worker, num_gpus=num_gpus)
 
     def _actor(self, process: type, name: str, config: object, *, num_gpus: float = 0) -> Any:
@@ -273,15 +273,21 @@ def _with_ports(config: ClusterConfig, http: str, grpc: str) -> ClusterConfig:
     return config.model_copy(update={"router": config.router.model_copy(update=ports)})
 
 
-def _gpu_share(workers: Sequence[WorkerConfig]) -> float:
-    """GPUs for each CUDA worker: a whole one while they last, else an equal part."""
-    num_workers = sum(worker.device == "cuda" for worker in workers)
-    if not num_workers:
-        return 0.0
+def _gpu_share(workers: Sequence[WorkerConfig], worker: WorkerConfig) -> float:
+    """GPUs for a CUDA worker: a whole one for each rank while they last, else those of one rank get equal parts."""
+    sizes = [other.tensor_parallel_size for other in workers if other.device == "cuda"]
     num_gpus = int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
     if not num_gpus:
         raise ConfigError("device: cuda is asked for, but Ray finds no GPU: set device: cpu", param="device")
-    return 1 / math.ceil(num_workers / num_gpus)
+    if sum(sizes) <= num_gpus:
+        return worker.tensor_parallel_size
+    if max(sizes) > 1:
+        raise ConfigError(
+            f"the workers have {sum(sizes)} ranks on CUDA, each needs a GPU of its own, and Ray finds {num_gpus}: "
+            "lower tensor_parallel_size or replicas",
+            param="tensor_parallel_size",
+        )
+    return 1 / math.ceil(len(sizes) / num_gpus)
 
 
 def _require_listener(address: str) -> None:
