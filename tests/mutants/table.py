@@ -2,14 +2,15 @@
 
 Each row switches one defence off by replacing one piece of source. `scenario` is a kind of fault that users of such
 servers have reported, as A3: A is for aborts and leaks, B for wrong output, C for what the API means, D for deaths and
-pressure. Snippets are short, so that changes beside them leave the table as it is.
+pressure, E for topology and operations. Snippets are short, so that changes beside them leave the table as it is.
 """
 
 from __future__ import annotations
 
 from tests.mutants.aborts import ABORTS
+from tests.mutants.layouts import LAYOUTS
 from tests.mutants.meaning import MEANING
 from tests.mutants.pressure import PRESSURE
 from tests.mutants.wrong_output import WRONG_OUTPUT
 
-MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE)
+MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *LAYOUTS)

@@ -25,12 +25,14 @@ from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.engine.executor import Executor
 from workers.engine.model_runner import ModelRunner
+from workers.engine.rank_process import cores_of
 from workers.engine.scheduler import SchedulerOutput
 from workers.engine.tensor_parallel import TensorParallelExecutor, TensorParallelRunner
 from workers.errors import ConfigError, FrameError, KVFerryError, UnavailableError
 from workers.request import Request, SamplingParams
 
 PROMPT = list(range(3, 43))
+CORES = tuple(sorted(os.sched_getaffinity(0)))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,7 @@ def config_of(folder: Path, **changes: Any) -> EngineConfig:
 @pytest.fixture(scope="module")
 def executor(folder: Path) -> Iterator[TensorParallelExecutor]:
     losses: list[KVFerryError] = []
-    made = TensorParallelExecutor(config_of(folder), losses.append)
+    made = TensorParallelExecutor(config_of(folder, cpu_affinity=CORES), losses.append)
     yield made
     made.close()
     assert losses == [], "an end that is meant is no loss"
@@ -65,6 +67,29 @@ def test_to_others_it_is_one_runner(executor: TensorParallelExecutor, alone: Mod
     slots = list(range(80, 96)) + list(range(48, 64))
     mine, whole = (np.frombuffer(r.read_kv(slots, 0, 2), np.float32) for r in (runner, alone))
     assert np.abs(mine - whole).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("cores", "size", "dealt"),
+    [
+        ((0, 1, 2, 3), 2, [(0, 1), (2, 3)]),
+        ((4, 5, 7), 2, [(4,), (5, 7)]),
+        ((3,), 2, [(3,), (3,)]),
+        ("none", 2, [None, None]),
+    ],
+)
+def test_a_workers_cores_are_dealt_out_among_its_ranks(
+    folder: Path, cores: object, size: int, dealt: list[tuple[int, ...] | None]
+) -> None:
+    config = config_of(folder, cpu_affinity=cores, tensor_parallel_size=size)
+    assert [cores_of(config, rank) for rank in range(size)] == dealt
+
+
+def test_a_rank_keeps_to_its_cores(executor: TensorParallelExecutor) -> None:
+    wanted = {frozenset(cores_of(config_of(Path(), cpu_affinity=CORES), rank) or ()) for rank in (0, 1)}
+    (rank,) = ranks_of(os.getpid())
+    mine = executor._step_thread.submit(os.sched_getaffinity, 0).result()
+    assert {frozenset(mine), frozenset(os.sched_getaffinity(rank))} == wanted
 
 
 def test_kv_comes_back_as_it_went_and_a_wrong_size_harms_nobody(executor: TensorParallelExecutor) -> None:

@@ -15,7 +15,7 @@ LAYOUT = KVLayout("f", num_layers=30, num_kv_heads=3, head_dim=64, block_size=16
 OTHER: dict[str, Any] = {
     "fingerprint": "g",
     "num_layers": 31,
-    "num_kv_heads": 1,
+    "num_kv_heads": 5,
     "head_dim": 128,
     "schema_version": 2,
 }
