@@ -6,13 +6,12 @@ Ray starts the processes, tells when one died, and ends them. It never carries a
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ import ray.util
 from cluster.actors import BEAT_S, RouterProcess, WorkerProcess
 from cluster.config import ClusterConfig, worker_configs
 from cluster.controller import Controller, Health
+from cluster.gpus import gpu_share
 from cluster.guard import Guard
 from workers.config import WorkerConfig
 from workers.errors import AbortedError, ConfigError, KVFerryError
@@ -195,7 +195,8 @@ class Cluster:
         return actor, actor.start.remote()
 
     def _worker_actor(self, worker: WorkerConfig) -> Any:
-        num_gpus = _gpu_share(self._workers, worker) if worker.device == "cuda" else 0
+        found = int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
+        num_gpus = gpu_share(worker, self._workers, found) if worker.device == "cuda" else 0
         return self._actor(WorkerProcess, worker.name, worker, num_gpus=num_gpus)
 
     def _actor(self, process: type, name: str, config: object, *, num_gpus: float = 0) -> Any:
@@ -271,23 +272,6 @@ def _with_ports(config: ClusterConfig, http: str, grpc: str) -> ClusterConfig:
     """With those that the router has, so that another can take its place."""
     ports = {key: int(url.rpartition(":")[2]) for key, url in (("http_port", http), ("grpc_port", grpc))}
     return config.model_copy(update={"router": config.router.model_copy(update=ports)})
-
-
-def _gpu_share(workers: Sequence[WorkerConfig], worker: WorkerConfig) -> float:
-    """GPUs for a CUDA worker: a whole one for each rank while they last, else those of one rank get equal parts."""
-    sizes = [other.tensor_parallel_size for other in workers if other.device == "cuda"]
-    num_gpus = int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
-    if not num_gpus:
-        raise ConfigError("device: cuda is asked for, but Ray finds no GPU: set device: cpu", param="device")
-    if sum(sizes) <= num_gpus:
-        return worker.tensor_parallel_size
-    if max(sizes) > 1:
-        raise ConfigError(
-            f"the workers have {sum(sizes)} ranks on CUDA, each needs a GPU of its own, and Ray finds {num_gpus}: "
-            "lower tensor_parallel_size or replicas",
-            param="tensor_parallel_size",
-        )
-    return 1 / math.ceil(len(sizes) / num_gpus)
 
 
 def _require_listener(address: str) -> None:

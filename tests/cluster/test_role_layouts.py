@@ -8,7 +8,9 @@ import pytest
 
 from cluster.cli import run
 from cluster.config import parse_config, worker_configs
+from cluster.gpus import gpu_share
 from tests.checkpoints import TinyLlama, write_folder
+from workers.config import WorkerConfig
 from workers.errors import ConfigError
 
 
@@ -61,3 +63,20 @@ def test_each_kind_of_number_is_named(home: Path, capsys):
     assert (
         "3 KV heads cannot be divided by tensor_parallel_size 2; this model can have 1, 3, 6" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_gpus", "shares"),
+    [([1, 1], 2, [1, 1]), ([2, 1], 4, [2, 1]), ([1, 1], 1, [0.5, 0.5]), ([1, 1, 1], 2, [0.5, 0.5, 0.5])],
+)
+def test_each_rank_has_a_gpu_and_single_ones_share_where_they_must(sizes, num_gpus, shares):
+    workers = [WorkerConfig(device="cuda", tensor_parallel_size=size) for size in sizes]
+    assert [gpu_share(worker, [*workers, WorkerConfig()], num_gpus) for worker in workers] == shares
+
+
+@pytest.mark.parametrize(("sizes", "num_gpus", "param"), [([2, 1], 2, "tensor_parallel_size"), ([1], 0, "device")])
+def test_too_few_gpus_are_refused_with_the_numbers(sizes, num_gpus, param):
+    workers = [WorkerConfig(device="cuda", tensor_parallel_size=size) for size in sizes]
+    with pytest.raises(ConfigError, match=f"Ray finds {num_gpus or 'no GPU'}") as caught:
+        gpu_share(workers[0], workers, num_gpus)
+    assert caught.value.param == param

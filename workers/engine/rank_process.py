@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -111,7 +112,7 @@ def cores_of(config: EngineConfig, rank: int) -> tuple[int, ...] | None:
 
 
 def _run(config: EngineConfig, rank: int, meeting: Path, steps: Connection, copies: Connection) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(meeting,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0's process, and its end for this one.
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s rank {rank} %(name)s: %(message)s")
     if cores := cores_of(config, rank):
@@ -129,10 +130,11 @@ def _run(config: EngineConfig, rank: int, meeting: Path, steps: Connection, copi
         runner.execute(steps.recv())
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(meeting: Path) -> None:
     parent = parent_process()
     assert parent is not None, "a rank's process is a child"
     wait([parent.sentinel])
+    shutil.rmtree(meeting.parent, ignore_errors=True)  # What rank 0 does at any other end.
     os._exit(1)
 
 

@@ -115,7 +115,6 @@ class TensorParallelRunner:
     def close(self) -> None:
         self._closing = True
         self._end_others()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -150,6 +149,7 @@ class TensorParallelRunner:
     def _end_others(self) -> None:
         for rank in self._others:
             rank.end()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _unsampled(batch: SchedulerOutput) -> SchedulerOutput:
