@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BEAT_S = 2.0
+# Between two looks of the cluster's process at every one of its own.
+BEAT_S = 0.5
 
 
 class Process:

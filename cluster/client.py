@@ -8,6 +8,8 @@ with Client() as client:
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, closing
 from types import TracebackType
@@ -23,14 +25,11 @@ from cluster.records import (
     Prompt,
     Sampling,
     Usage,
-    build_request,
-    chunk_from_pb,
     completion_of,
 )
+from cluster.resume import Answering, Target
 from protos import router_pb2 as pb
 from protos.router_pb2_grpc import RouterServiceStub
-from workers.errors import KVFerryError, UnavailableError
-from workers.rpc import error_from_rpc
 
 if TYPE_CHECKING:
     from protos.router_pb2_grpc import RouterServiceAsyncStub
@@ -55,20 +54,12 @@ _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.primary_user_agent", "kvferry"),
+    # A machine that is gone says nothing, and a router that is started anew is there soon.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
 )
-
-
-def _require_end(num_ended: int, options: Options) -> None:
-    if num_ended < (options.get("n") or 1):
-        raise UnavailableError("the answer ended without a finish reason; the router may have stopped: try again")
-
-
-def _error(exc: grpc.RpcError, target: str) -> KVFerryError:
-    error = error_from_rpc(exc)
-    assert isinstance(exc, (grpc.Call, grpc.aio.AioRpcError))
-    if isinstance(error, UnavailableError) and "kvferry-error" not in dict(exc.trailing_metadata() or ()):
-        return UnavailableError(f"no router answers at {target}; start one with `kvferry up`, or give its target")
-    return error
 
 
 class Client:
@@ -76,6 +67,7 @@ class Client:
 
     def __init__(self, target: str = DEFAULT_TARGET) -> None:
         self.target = target
+        self._router = Target(target)
         self._channel = grpc.insecure_channel(target, options=_OPTIONS)
         self._stub = RouterServiceStub(self._channel)
 
@@ -86,24 +78,35 @@ class Client:
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Generator[Chunk]:
         """The answer as it comes; closing the iterator cancels the request. Raises KVFerryError."""
-        call = self._stub.Generate(build_request(prompt, options), timeout=options.get("timeout_s"))
-        num_ended = 0
-        try:
-            for message in call:
-                chunk = chunk_from_pb(message)
-                num_ended += chunk.finish_reason is not None
-                yield chunk
-            _require_end(num_ended, options)
-        except grpc.RpcError as exc:
-            raise _error(exc, self.target) from None
-        finally:
-            call.cancel()
+        answering = Answering(prompt, options, self._router)
+        while not answering.ended:
+            call = self._stub.Generate(answering.request, timeout=answering.time_left_s())
+            try:
+                for message in call:
+                    yield answering.take(message)
+                answering.require_end()
+            except grpc.RpcError as exc:
+                pause_s = answering.pause_s(exc)
+            else:
+                return
+            finally:
+                call.cancel()
+            time.sleep(pause_s)
 
     def status(self, timeout_s: float = _STATUS_TIMEOUT_S) -> pb.GetStatusResponse:
         try:
-            return self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
+            answer = self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
         except grpc.RpcError as exc:
-            raise _error(exc, self.target) from None
+            raise self._router.error(exc) from None
+        self._router.heard = True
+        return answer
+
+    def audit(self, timeout_s: float = _STATUS_TIMEOUT_S) -> pb.AuditRouterResponse:
+        """Who owns which block, and which requests the router waits for (cluster/verify.py)."""
+        try:
+            return self._stub.AuditRouter(pb.AuditRouterRequest(), timeout=timeout_s)
+        except grpc.RpcError as exc:
+            raise self._router.error(exc) from None
 
     def close(self) -> None:
         self._channel.close()
@@ -120,9 +123,11 @@ class Client:
 class AsyncClient:
     """Client for asyncio; to be made inside the running loop."""
 
-    def __init__(self, target: str = DEFAULT_TARGET) -> None:
+    def __init__(self, target: str = DEFAULT_TARGET, *, channel: grpc.aio.Channel | None = None) -> None:
+        """`channel`: to the target, instead of a new one; it is closed with the client."""
         self.target = target
-        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self._router = Target(target)
+        self._channel = channel or grpc.aio.insecure_channel(target, options=_OPTIONS)
         self._stub: RouterServiceAsyncStub = RouterServiceStub(self._channel)
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
@@ -132,24 +137,28 @@ class AsyncClient:
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncGenerator[Chunk]:
         """The answer as it comes; closing the iterator cancels the request. Raises KVFerryError."""
-        call = self._stub.Generate(build_request(prompt, options), timeout=options.get("timeout_s"))
-        num_ended = 0
-        try:
-            async for message in call:
-                chunk = chunk_from_pb(message)
-                num_ended += chunk.finish_reason is not None
-                yield chunk
-            _require_end(num_ended, options)
-        except grpc.aio.AioRpcError as exc:
-            raise _error(exc, self.target) from None
-        finally:
-            call.cancel()
+        answering = Answering(prompt, options, self._router, asyncio.get_running_loop().time)
+        while not answering.ended:
+            call = self._stub.Generate(answering.request, timeout=answering.time_left_s())
+            try:
+                async for message in call:
+                    yield answering.take(message)
+                answering.require_end()
+            except grpc.aio.AioRpcError as exc:
+                pause_s = answering.pause_s(exc)
+            else:
+                return
+            finally:
+                call.cancel()
+            await asyncio.sleep(pause_s)
 
     async def status(self, timeout_s: float = _STATUS_TIMEOUT_S) -> pb.GetStatusResponse:
         try:
-            return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
+            answer = await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as exc:
-            raise _error(exc, self.target) from None
+            raise self._router.error(exc) from None
+        self._router.heard = True
+        return answer
 
     async def close(self) -> None:
         await self._channel.close()

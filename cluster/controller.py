@@ -15,12 +15,12 @@ from workers.errors import KVFerryError
 
 logger = logging.getLogger(__name__)
 
-# Between the death of a process and its replacement, when it has died often: doubled each time up to the most.
+# Between the death of a process that never answered and its replacement: doubled each time up to the most. One that did
+# answer is replaced at once, however often it dies: requests wait for it.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-# A process that lived this long has not died often.
-_SETTLED_S = 60.0
-# One that is silent for this long is ended and replaced. Routers have long gone around it.
-_SILENCE_S = 20.0
+# One that is silent for this long is ended and replaced. Routers have long gone around it, and no work of ours keeps a
+# process from answering for so long; one that wakes up before goes on where it was.
+_SILENCE_S = 10.0
 
 
 class Health(enum.Enum):
@@ -50,19 +50,27 @@ class Processes(Protocol):
 class _Watched:
     began_s: float
     heard_s: float
-    num_deaths: int = 0
+    answered: bool = True
+    # Deaths in a row before an answer.
+    num_failed_starts: int = 0
     # When it is to be begun again; None while it runs.
     due_s: float | None = None
 
 
 class Controller:
-    """`look` again and again; it never waits for a process to start."""
+    """`look` again and again; it never waits for a process to start. All of them are up when it is made."""
 
     def __init__(
-        self, processes: Processes, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        processes: Processes,
+        say: Callable[[str], None],
+        longest_start_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """One that starts for longer than `longest_start_s` is ended and begun again."""
         self._processes = processes
         self._say = say
+        self._longest_start_s = longest_start_s
         self._clock = clock
         self._watched = {name: _Watched(clock(), clock()) for name in processes.health()}
 
@@ -75,26 +83,33 @@ class Controller:
 
     def _judge(self, name: str, health: Health, watched: _Watched) -> None:
         now_s = self._clock()
-        if health in (Health.ANSWERS, Health.STARTING):
-            watched.heard_s = now_s
-        elif health is Health.DEAD:
-            self._lose(name, watched, "died")
-        elif now_s - watched.heard_s >= _SILENCE_S:
-            self._lose(name, watched, f"has been silent for {_SILENCE_S:.0f} s")
+        match health:
+            case Health.ANSWERS:
+                watched.heard_s = now_s
+                watched.answered = True
+            case Health.STARTING:
+                watched.heard_s = now_s
+                if now_s - watched.began_s >= self._longest_start_s:
+                    self._lose(name, watched, f"has not started within {self._longest_start_s:.0f} s")
+            case Health.DEAD:
+                self._lose(name, watched, "died")
+            case Health.SILENT if now_s - watched.heard_s >= _SILENCE_S:
+                self._lose(name, watched, f"has been silent for {_SILENCE_S:.0f} s")
 
     def _lose(self, name: str, watched: _Watched, how: str) -> None:
         now_s = self._clock()
         log = self._processes.log(name)
         self._processes.end(name)
-        if now_s - watched.began_s > _SETTLED_S:
-            watched.num_deaths = 0
-        pause_s = min(_FIRST_PAUSE_S * 2**watched.num_deaths, _LONGEST_PAUSE_S)
-        watched.num_deaths += 1
+        if watched.answered:
+            watched.num_failed_starts, pause_s, when = 0, 0.0, "now"
+        else:
+            pause_s = min(_FIRST_PAUSE_S * 2**watched.num_failed_starts, _LONGEST_PAUSE_S)
+            watched.num_failed_starts, when = watched.num_failed_starts + 1, f"in {pause_s:g} s"
         watched.due_s = now_s + pause_s
-        self._say(f"{name} {how}: it is started anew in {pause_s:g} s; see {log}")
+        self._say(f"{name} {how}: it is started anew {when}; see {log}")
 
     def _begin(self, name: str, watched: _Watched) -> None:
-        watched.due_s = None
+        watched.due_s, watched.answered = None, False
         watched.began_s = watched.heard_s = self._clock()
         try:
             self._processes.begin(name)

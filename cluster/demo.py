@@ -13,7 +13,8 @@ from rich.text import Text
 from cluster import render
 from cluster.client import AsyncClient, Chunk, Completion, completion_of
 from cluster.config import ClusterConfig, load_config
-from cluster.up import running, why_not_bindable
+from cluster.ports import why_not_bindable
+from cluster.up import running
 from protos.worker_pb2 import WorkerStats
 from workers.errors import ConfigError, KVFerryError
 

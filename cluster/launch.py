@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import tempfile
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from cluster.config import ClusterConfig, worker_configs
 from cluster.controller import Controller, Health
 from cluster.gpus import gpu_share
 from cluster.guard import Guard
+from cluster.ports import require_listener
 from workers.config import WorkerConfig
 from workers.errors import AbortedError, ConfigError, KVFerryError
 
@@ -35,6 +35,10 @@ logger = logging.getLogger(__name__)
 _STOPPED = "stopped before it was ready"
 _POLL_S = 0.1
 _STOP_TIMEOUT_S = 5.0
+# One that does not answer delays the look at the others by this much; asked it has been, and is heard at a later look.
+_BEAT_TIMEOUT_S = 0.1
+# The longest start of one process: so many times what all took at first, when nothing was in the page cache.
+_SLOW_START, _LEAST_START_S = 4, 60.0
 # In a Ray that is not ours, nobody else ends the actors of a cluster whose process was killed.
 _ORPHAN_S = 60.0
 # Ray's least: nothing of ours goes through its object store.
@@ -65,6 +69,10 @@ class Cluster:
         self._starting: dict[str, Any] = {}
         # By worker, once it has told.
         self._addresses: dict[str, str] = {}
+        # Calls that have not been answered yet.
+        self._beats: dict[str, Any] = {}
+        # What starting all at once took.
+        self._start_s = 0.0
         self._num_begun: Counter[str] = Counter()
         self._cleanup = ExitStack()
         self._guard: Guard | None = None
@@ -91,13 +99,16 @@ class Cluster:
         """Ready to answer when it returns. Raises KVFerryError; stop() then ends what is half-started."""
         if self._stopped():
             raise AbortedError(_STOPPED)
+        began_s = time.monotonic()
         self._start_actors()
         say(f"loading {', '.join(worker.name for worker in self._workers)}")
-        return self._wire()
+        endpoints = self._wire()
+        self._start_s = time.monotonic() - began_s
+        return endpoints
 
     def wait(self, say: Callable[[str], None]) -> None:
         """Until stopped, replacing what dies."""
-        controller = Controller(self, say)
+        controller = Controller(self, say, max(_LEAST_START_S, _SLOW_START * self._start_s))
         while not self._stopped():
             controller.look()
             self._pause(BEAT_S)
@@ -105,10 +116,12 @@ class Cluster:
     # controller.Processes: health, begin, end, log.
 
     def health(self) -> Mapping[str, Health]:
-        beats = {name: actor.beat.remote() for name, actor in self._actors.items()}
-        if beats:
-            ray.wait(list(beats.values()), num_returns=len(beats), timeout=BEAT_S)
-        return {name: self._judge(name, beat) for name, beat in beats.items()}
+        for name, actor in self._actors.items():
+            if name not in self._beats:
+                self._beats[name] = actor.beat.remote()
+        if self._beats:
+            ray.wait(list(self._beats.values()), num_returns=len(self._beats), timeout=_BEAT_TIMEOUT_S)
+        return {name: self._judge(name) for name in self._actors}
 
     def begin(self, name: str) -> None:
         self._num_begun[name] += 1
@@ -119,6 +132,7 @@ class Cluster:
 
     def end(self, name: str) -> None:
         self._starting.pop(name, None)
+        self._beats.pop(name, None)
         if actor := self._actors.pop(name, None):
             ray.kill(actor)
 
@@ -150,7 +164,7 @@ class Cluster:
             self._join_ray(self._config.address)
 
     def _join_ray(self, address: str) -> None:
-        _require_listener(address)
+        require_listener(address)
         try:
             ray.init(address, **self._driver())
         except (ConnectionError, RuntimeError, ValueError) as exc:
@@ -215,7 +229,7 @@ class Cluster:
         self._addresses = {name: loaded[name] for name in names}
         start = self._actors["router"].start.remote(list(self._addresses.values()))
         http, grpc = self._all({"router": start})["router"]
-        self._config = _with_ports(self._config, http, grpc)
+        self._config = self._config.at_ports(http, grpc)
         return Endpoints(http, grpc)
 
     def _all(self, calls: dict[str, Any]) -> dict[str, Any]:
@@ -239,15 +253,19 @@ class Cluster:
         except ray.exceptions.RayError:
             raise KVFerryError(f"{name} died while it started; see {self.log(name)}") from None
 
-    def _judge(self, name: str, beat: Any) -> Health:
+    def _judge(self, name: str) -> Health:
         if name in self._starting:
             return self._judge_start(name)
         try:
-            ray.get(beat, timeout=0)
+            ray.get(self._beats[name], timeout=0)
+        except ray.exceptions.GetTimeoutError:
+            return Health.SILENT
         except ray.exceptions.ActorDiedError:
             return Health.DEAD
-        except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
+        except ray.exceptions.ActorUnavailableError:
+            del self._beats[name]
             return Health.SILENT
+        del self._beats[name]
         return Health.ANSWERS
 
     def _judge_start(self, name: str) -> Health:
@@ -266,23 +284,3 @@ class Cluster:
         """Each process has its own: what one said before it died is not overwritten."""
         again = self._num_begun[name]
         return self._logs / (f"{name}.{again}.log" if again else f"{name}.log")
-
-
-def _with_ports(config: ClusterConfig, http: str, grpc: str) -> ClusterConfig:
-    """With those that the router has, so that another can take its place."""
-    ports = {key: int(url.rpartition(":")[2]) for key, url in (("http_port", http), ("grpc_port", grpc))}
-    return config.model_copy(update={"router": config.router.model_copy(update=ports)})
-
-
-def _require_listener(address: str) -> None:
-    """Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_STOP_TIMEOUT_S).close()
-    except OSError as exc:
-        reason = exc.strerror or exc
-        raise ConfigError(
-            f"address: no Ray answers at {address} ({reason}): start one there", param="address"
-        ) from None

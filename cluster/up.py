@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from cluster.config import ClusterConfig, worker_configs
 from cluster.guard import start_time
+from cluster.ports import refuse_busy_ports
 from cluster.state import State, StateFolder
-from router.config import RouterConfig
 from workers.errors import ConfigError, KVFerryError
 
 if TYPE_CHECKING:
@@ -108,6 +106,8 @@ def serve(config: ClusterConfig, say: Say) -> None:
     """Up until Ctrl-C, SIGTERM or `kvferry down`."""
     began_s = time.monotonic()
     with running(config, say) as (cluster, endpoints):
+        if config.faults:
+            say(f"{len(config.faults)} faults are injected: {', '.join(fault.fault for fault in config.faults)}")
         say(f"{ready_line(config.name, endpoints.http, endpoints.grpc)} (after {time.monotonic() - began_s:.1f} s)")
         cluster.wait(say)
         say("stopping")
@@ -120,7 +120,8 @@ def detach(config: ClusterConfig, path: str | None) -> State:
     folder.refuse_second()  # Before its log is begun anew.
     folder.logs.mkdir(parents=True, exist_ok=True)
     log = folder.logs / "up.log"
-    command = [sys.executable, "-m", "cluster.cli", "up", *([path] if path else [])]
+    flags = ["--allow-faults"] if config.faults else []
+    command = [sys.executable, "-m", "cluster.cli", "up", *flags, *([path] if path else [])]
     with log.open("wb") as output:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -171,25 +172,3 @@ def require_server_extra() -> None:
     for module in _SERVER_MODULES:
         if importlib.util.find_spec(module) is None:
             raise ConfigError(f"`kvferry up` needs {module}: pip install 'kvferry[server]'")
-
-
-def refuse_busy_ports(router: RouterConfig) -> None:
-    for key, port in (("http_port", router.http_port), ("grpc_port", router.grpc_port)):
-        if port and (reason := why_not_bindable(router.host, port)):
-            raise ConfigError(f"router.{key}: {router.host}:{port}: {reason}", param=f"router.{key}")
-
-
-def why_not_bindable(host: str, port: int) -> str | None:
-    """None when a server could listen there now."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except socket.gaierror:
-        return "no such host; use 127.0.0.1, 0.0.0.0 or an address of this machine"
-    except OSError as exc:
-        if exc.errno == errno.EADDRINUSE:
-            return "the port is in use; stop what uses it, or choose another (0: any free one)"
-        return f"cannot listen there ({exc.strerror}); use 127.0.0.1, 0.0.0.0 or an address of this machine"
-    return None

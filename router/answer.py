@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from router.metrics import RouterMetrics
 from router.stop_strings import StopStrings
 from workers.detokenizer import Detokenizer
-from workers.errors import BY_NAME, AbortedError, KVFerryError
+from workers.errors import BY_NAME, AbortedError, InvalidRequestError, KVFerryError
 from workers.request import FinishReason, SamplingParams, Timeline, TokenLogprobs, TokenOutput
 from workers.tokenizer import Tokenizer
 
@@ -27,6 +27,9 @@ class TextOptions:
     cache_salt: str = ""
     # Where the request names none. None: what max_model_len leaves.
     default_max_tokens: int | None = None
+    # By choice: tokens that the client has from a router that is gone. What comes after them is wanted, and no choice
+    # that is not there; none at all: everything is.
+    so_far: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,11 @@ class TextRequest:
     options: TextOptions
     # On the event loop's clock.
     arrived_s: float
+
+    @property
+    def choices(self) -> Iterable[int]:
+        """Those wanted."""
+        return self.options.so_far or range(self.params.n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,8 @@ class TextChunk:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     # Which of the request's answers it is a piece of.
     choice: int = 0
+    # With output token 0: the seed in effect.
+    seed: int | None = None
 
 
 class Answer:
@@ -82,6 +92,8 @@ class Answer:
         self._num_cached_tokens = 0
         self.num_tokens = 0
         self.ended = False
+        self._hold(request.options.so_far.get(choice, ()))
+        self._num_held = self.num_tokens
 
     def take(self, output: TokenOutput) -> TextChunk:
         _raise_if_failed(output)
@@ -102,6 +114,7 @@ class Answer:
             logprobs=output.logprobs[: len(token_ids)],
             prompt_logprobs=output.prompt_logprobs,
             choice=self._choice,
+            seed=None if index else self._request.params.seed,
         )
         reason = FinishReason.STOP if stopped else output.finish_reason
         if reason is None:
@@ -109,6 +122,16 @@ class Answer:
         if not stopped:
             chunk = replace(chunk, text=text + self._flush())
         return self._last(chunk, reason, output.timeline)
+
+    def _hold(self, token_ids: Sequence[int]) -> None:
+        """Tokens whose text the client has: what of it was held back is known again. Raises InvalidRequestError."""
+        self._show(TokenOutput(self._request.request_id, 0, tuple(token_ids)))
+        if self._stops is not None and self._stops.matched:
+            raise InvalidRequestError(
+                f"output_token_ids[{self._choice}] hold a stop string, which ended the answer; leave out that choice",
+                param="output_token_ids",
+            )
+        self.num_tokens = len(token_ids)
 
     def _show(self, output: TokenOutput) -> tuple[tuple[int, ...], str]:
         """The output's tokens up to the one that completes a stop string, and the text that may be shown."""
@@ -144,7 +167,8 @@ class Answer:
     def _last(self, chunk: TextChunk, reason: FinishReason, timeline: Timeline | None) -> TextChunk:
         self.ended = True
         arrived_s, end_s = self._request.arrived_s, self._clock()
-        tpot_s = (end_s - self._first_s) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
+        num_new = self.num_tokens - self._num_held
+        tpot_s = (end_s - self._first_s) / (num_new - 1) if num_new > 1 else 0.0
         num_prompt_tokens = len(self._request.prompt_token_ids)
         # All choices have one prompt.
         self._metrics.finished(reason, 0 if self._choice else num_prompt_tokens)

@@ -19,12 +19,16 @@ class RouterConfig(Strict):
     heartbeat_s: float = Field(default=0.5, gt=0)
     # Longest silence of a worker about a running request.
     token_timeout_s: float = Field(default=120.0, gt=0)
-    # How long a stream that lost its worker waits for another to be there.
-    worker_wait_s: float = Field(default=10.0, ge=0)
+    # With no worker there that could serve, requests wait for so long after the last one went: a silent one is replaced
+    # after 10 s, and the new one has to load the model.
+    worker_wait_s: float = Field(default=30.0, ge=0)
     # Deadline of one short call to a worker.
     rpc_timeout_s: float = Field(default=3.0, gt=0)
     # Longest time of one prefill, if its worker goes on taking steps.
     prefill_timeout_s: float = Field(default=3600.0, gt=0)
-    # Tries of one request; the wait before the second, which doubles with each.
+    # Where a copy of its KV is (transfer.resume: replicate), a stream goes on without a hand-off if at most so many of
+    # its tokens are missing there.
+    short_prefill_tokens: int = Field(default=64, ge=1)
+    # Tries in a row that may bring a request no token; the longest wait before the second, which doubles with each.
     max_attempts: int = Field(default=4, ge=1, le=20)
     retry_s: float = Field(default=0.2, gt=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -14,24 +14,32 @@ from router.answer import TextChunk, TextOptions, TextRequest
 from router.structured import native_grammar
 from router.text import Prompt, TextService, new_request_id
 from workers.errors import InvalidRequestError, KVFerryError
-from workers.rpc import abort_with
+from workers.rpc import ACCEPTED_KEY, abort_with
 from workers.wire import logprobs_to_pb, params_from_pb, reason_to_pb, timeline_to_pb
 
 logger = logging.getLogger(__name__)
 
 GenerateContext = grpc.aio.ServicerContext[router_pb2.GenerateRequest, router_pb2.GenerateResponse]
+AuditContext = grpc.aio.ServicerContext[router_pb2.AuditRouterRequest, router_pb2.AuditRouterResponse]
 StatusContext = grpc.aio.ServicerContext[router_pb2.GetStatusRequest, router_pb2.GetStatusResponse]
 
 
 class RouterService(router_pb2_grpc.RouterServiceServicer):
-    def __init__(self, text: TextService, status: Callable[[], router_pb2.GetStatusResponse]) -> None:
+    def __init__(
+        self,
+        text: TextService,
+        status: Callable[[], router_pb2.GetStatusResponse],
+        audit: Callable[[], Awaitable[router_pb2.AuditRouterResponse]],
+    ) -> None:
         self._text = text
         self._status = status
+        self._audit = audit
 
     # Writes rather than yields: a cancelled call then ends inside this coroutine, which aborts the request at once.
     async def Generate(self, request: router_pb2.GenerateRequest, context: GenerateContext) -> None:  # type: ignore[override]
         try:
             prepared = self._prepare(request)
+            await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
             async with aclosing(self._text.stream(prepared)) as chunks:
                 async for chunk in chunks:
                     await context.write(_response(prepared.request_id, chunk))
@@ -46,6 +54,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.GetStatusResponse:
         return self._status()
 
+    async def AuditRouter(
+        self, request: router_pb2.AuditRouterRequest, context: AuditContext
+    ) -> router_pb2.AuditRouterResponse:
+        return await self._audit()
+
     def _prepare(self, request: router_pb2.GenerateRequest) -> TextRequest:
         self._text.model_name(request.model)
         request_id = request.request_id or new_request_id("gen")
@@ -59,6 +72,7 @@ def _options(request: router_pb2.GenerateRequest) -> TextOptions:
         include_stop_str_in_output=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
         cache_salt=request.cache_salt,
+        so_far={choice: held.token_ids for choice, held in sorted(request.output_token_ids.items())},
     )
 
 
@@ -85,6 +99,7 @@ def _response(request_id: str, chunk: TextChunk) -> router_pb2.GenerateResponse:
         logprobs=logprobs_to_pb(chunk.logprobs),
         prompt_logprobs=logprobs_to_pb(chunk.prompt_logprobs),
         choice=chunk.choice,
+        seed=chunk.seed,
     )
     if chunk.finish_reason is None:
         return response

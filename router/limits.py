@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workers.errors import InvalidRequestError
@@ -18,6 +18,7 @@ MAX_BIAS = 100.0
 MAX_CHOICES = 128
 MAX_SALT_CHARS = 512
 _MAX_INT32 = 2**31 - 1
+_SO_FAR = "output_token_ids"
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 # Below it a division of logits overflows; vLLM's limit too.
 _GREEDY_TEMPERATURE = 1e-5
@@ -73,6 +74,21 @@ class Limits:
             top_k=max(params.top_k, 0),
             seed=None if params.seed is None else params.seed % 2**64,
         )
+
+    def check_so_far(self, so_far: Mapping[int, Sequence[int]], params: SamplingParams) -> None:
+        """`params`: complete."""
+        assert params.max_tokens is not None
+        for choice, token_ids in so_far.items():
+            _require(0 <= choice < params.n, _SO_FAR, f"of choice {choice}", f"of choices 0 to {params.n - 1}")
+            self._check_token_ids(_SO_FAR, token_ids)
+            _require(
+                len(token_ids) < params.max_tokens,
+                _SO_FAR,
+                f"{len(token_ids)} tokens of choice {choice}",
+                f"fewer than max_tokens ({params.max_tokens}): leave out choices that have ended",
+            )
+        if any(so_far.values()) and params.seed is None:
+            raise InvalidRequestError(f"{_SO_FAR} need the seed that came with them; give it", param="seed")
 
     def _check_token_ids(self, param: str, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:

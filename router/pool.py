@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 from protos import router_pb2
@@ -17,6 +18,7 @@ class WorkerPool:
     def __init__(self, addresses: Sequence[str], router_id: str, config: RouterConfig, network: Network) -> None:
         # Set on any change that may make room: those who wait look again, then clear it.
         self.changed = asyncio.Event()
+        self._config = config
         self.workers = [WorkerHandle(address, router_id, config, network) for address in addresses]
         for worker in self.workers:
             worker.changed = self.changed
@@ -45,6 +47,12 @@ class WorkerPool:
             return None
         return "colocated" if self._has("colocated") else "prefill"
 
+    @property
+    def expected_until_s(self) -> float:
+        """On the event loop's clock, until when a worker that is gone is expected back or replaced."""
+        gone_s = [w.gone_since_s for w in self.workers if w.gone_since_s is not None]
+        return max(gone_s, default=-math.inf) + self._config.worker_wait_s
+
     def ready(self) -> tuple[bool, str]:
         """Whether a request could be served now, and who is missing."""
         if self._has("colocated") or (self._has("prefill") and self._has("decode")):
@@ -53,6 +61,9 @@ class WorkerPool:
             return True, "no decode worker answers: prefill workers decode"
         missing = [role for role in ("prefill", "decode") if not self._has(role)]
         return False, f"no {' and no '.join(missing)} worker answers"
+
+    async def audit(self) -> list[router_pb2.WorkerAudit]:
+        return await asyncio.gather(*(worker.audit() for worker in self.workers))
 
     def status(self) -> list[router_pb2.WorkerStatus]:
         return [worker.status() for worker in self.workers]

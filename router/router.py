@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from protos import worker_pb2
+from protos import router_pb2, worker_pb2
 from router.admission import Admission, Placement
 from router.config import RouterConfig
 from router.merge import merge
 from router.pool import WorkerPool
+from workers.backoff import pause_s
 from workers.engine.choices import children_of
 from workers.errors import (
     AbortedError,
@@ -44,57 +45,84 @@ class Router:
         self._admission = Admission(pool, config)
         self._background: set[asyncio.Task[None]] = set()
         self._num_attempts = 0
-        self.num_running = 0
+        # Those under way, by their ids on the workers.
+        self._attempts: dict[str, Placement] = {}
 
     @property
     def num_queued(self) -> int:
         return self._admission.num_queued
 
+    @property
+    def num_running(self) -> int:
+        return len(self._attempts)
+
     def generate(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str = ""
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        request_id: str,
+        cache_salt: str = "",
+        so_far: Mapping[int, Sequence[int]] | None = None,
     ) -> AsyncGenerator[TokenOutput, None]:
         """Outputs of all choices: of each with ascending index, the last with finish_reason and its whole timeline.
 
-        Closing it aborts all. The caller has validated params against the model. Raises KVFerryError.
+        `so_far`: by choice, the tokens that are there already, and no choices but these. Closing it aborts all. The
+        caller has validated params against the model. Raises KVFerryError.
         """
         request = Request(request_id, list(prompt_token_ids), params, router_id=self.incarnation, cache_salt=cache_salt)
         choices = [_Choice(one) for one in (children_of(request) if params.n > 1 else [request])]
+        if so_far is not None:
+            choices = [choice for choice in choices if choice.request.choice in so_far]
+            for choice in choices:
+                choice.request.output_token_ids.extend(so_far[choice.request.choice])
         return self._answer(request, choices)
 
     async def _answer(
-        self, request: Request, choices: Sequence[_Choice], num_attempts: int = 0, give_up_s: float = 0.0
+        self, request: Request, choices: Sequence[_Choice], num_failed: int = 0
     ) -> AsyncGenerator[TokenOutput, None]:
-        """All that is still to come of `choices`, for which `request` asks, after so many attempts.
-
-        Until `give_up_s` it waits for a worker to appear: only a stream that has lost one does.
-        """
+        """All that is still to come of `choices`, of those that `request` asks for, after so many failures in a row."""
         by_index = {choice.request.choice: choice for choice in choices}
-        for attempt in range(num_attempts, self._config.max_attempts):
+        while _are_one(request, choices):
             num_tokens = _num_tokens(choices)
+            numbered = self._numbered(request)
             try:
-                async with aclosing(self._attempt(self._numbered(request), give_up_s)) as outputs:
+                async with aclosing(self._attempt(numbered)) as outputs:
                     async for output in outputs:
                         yield by_index[output.choice].take(output)
                 return
             except _RETRYABLE as error:
-                if attempt + 1 == self._config.max_attempts:
-                    raise
+                # Whoever gets on is not counted out: streams may outlive any number of workers. Prefill's token is no
+                # getting on: a request that kills whoever decodes it has it, too.
+                got_on = _num_tokens(choices) > num_tokens + len(choices)
+                num_failed = 1 if got_on else num_failed + 1
                 logger.warning(
-                    "%s: attempt %d ended after %d tokens: %s",
-                    request.request_id, attempt + 1, _num_tokens(choices), error.message,
+                    "%s: try %d ended after %d tokens: %s",
+                    request.request_id, num_failed, _num_tokens(choices), error.message,
                 )  # fmt: skip
-                if _num_tokens(choices) > num_tokens:
-                    give_up_s = _now() + self._config.worker_wait_s
-                await asyncio.sleep(self._config.retry_s * 2**attempt)
-            if len(choices) > 1 and _num_tokens(choices):
-                # From here on they differ: each goes on alone.
-                rest = [choice for choice in choices if not choice.finished]
-                async with aclosing(
-                    merge([self._answer(one.request, [one], attempt + 1, give_up_s) for one in rest])
-                ) as merged:
-                    async for _, output in merged:
-                        yield output
-                return
+                if got_on:
+                    for choice in choices:
+                        choice.request.replica_address = numbered.replica_address
+                if num_failed >= self._config.max_attempts:
+                    raise
+                key = f"{request.request_id} {request.choice}"
+                await asyncio.sleep(pause_s(self._config.retry_s, num_failed, key))
+        rest = [self._answer(one.request, [one], num_failed) for one in choices if not one.finished]
+        async with aclosing(merge(rest)) as merged:
+            async for _, output in merged:
+                yield output
+
+    async def audit(self) -> router_pb2.AuditRouterResponse:
+        """Which blocks the workers say they own for whom, and what this router waits for."""
+        workers = await self._pool.audit()
+        attempts = [
+            router_pb2.Attempt(
+                request_id=request_id,
+                prefill_address=placement.prefill.address,
+                decode_address=placement.decode.address,
+            )
+            for request_id, placement in self._attempts.items()
+        ]
+        return router_pb2.AuditRouterResponse(incarnation=self.incarnation, workers=workers, attempts=attempts)
 
     async def stop(self) -> None:
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -112,17 +140,19 @@ class Router:
             router_id=self.incarnation,
             cache_salt=request.cache_salt,
             choice=request.choice,
+            replica_address=request.replica_address,
         )
 
-    async def _attempt(self, request: Request, give_up_s: float) -> AsyncGenerator[TokenOutput, None]:
+    async def _attempt(self, request: Request) -> AsyncGenerator[TokenOutput, None]:
         """One try on one pair of workers, from the request's tokens so far."""
         arrived_s = _now()
-        placement = await self._admission.place(request, give_up_s=give_up_s)
+        placement = await self._admission.place(request)
         queued_s = _now() - arrived_s
+        request.replica_address = placement.replica_address
         heard: set[int] = set()
         running = set(request.choices)
         placement.decode.expect(request.request_id)
-        self.num_running += 1
+        self._attempts[request.request_id] = placement
         try:
             async with aclosing(self._run(request, placement)) as outputs:
                 async for output in outputs:
@@ -132,7 +162,7 @@ class Router:
                     heard.add(output.choice)
                     yield replace(output, timeline=queued + (output.timeline or Timeline()))
         finally:
-            self.num_running -= 1
+            del self._attempts[request.request_id]
             placement.decode.forget(request.request_id)
             if running:
                 self._abort(request.request_id, placement)
@@ -195,6 +225,11 @@ class _Choice:
         self.spent += output.timeline or Timeline()
         self.finished = new.finish_reason is not None
         return replace(new, timeline=self.spent) if self.finished else new
+
+
+def _are_one(request: Request, choices: Sequence[_Choice]) -> bool:
+    """Whether an attempt at `request` goes on with all of them. Once several have begun, each goes on alone."""
+    return len(choices) == request.params.n and (len(choices) == 1 or not _num_tokens(choices))
 
 
 def _num_tokens(choices: Iterable[_Choice]) -> int:

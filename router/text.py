@@ -31,7 +31,12 @@ class Generator(Protocol):
     """The part of Router that text needs."""
 
     def generate(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str = ""
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        request_id: str,
+        cache_salt: str = "",
+        so_far: Mapping[int, Sequence[int]] | None = None,
     ) -> AsyncGenerator[TokenOutput, None]: ...
 
 
@@ -80,6 +85,7 @@ class TextService:
         token_ids = self._token_ids(prompt, param)
         self._limits.check_prompt(token_ids, param)
         params = self._limits.complete_params(params, len(token_ids), options.default_max_tokens, param)
+        self._limits.check_so_far(options.so_far, params)
         return TextRequest(request_id, token_ids, with_seed(params, seed_of(request_id)), options, arrived_s)
 
     async def complete(
@@ -91,9 +97,9 @@ class TextService:
 
     async def stream(self, request: TextRequest) -> AsyncGenerator[TextChunk, None]:
         """The answers in pieces, the last of each with finish_reason. Closing it aborts all. Raises KVFerryError."""
-        answers = [Answer(request, choice, self.tokenizer, self.metrics) for choice in range(request.params.n)]
+        answers = {choice: Answer(request, choice, self.tokenizer, self.metrics) for choice in request.choices}
         # Choices of which the router has more to say; behind a stop string nobody listens.
-        running = set(range(request.params.n))
+        running = set(answers)
         last: TextChunk | None = None
         try:
             # The router's generator has ended, or is closed and the workers told, before the last piece goes out.
@@ -104,7 +110,7 @@ class TextService:
                     if (answer := answers[output.choice]).ended:
                         continue
                     chunk = answer.take(output)
-                    if chunk.finish_reason is None or not all(one.ended for one in answers):
+                    if chunk.finish_reason is None or not all(one.ended for one in answers.values()):
                         yield chunk
                         continue
                     last = chunk
@@ -114,9 +120,10 @@ class TextService:
             self.metrics.failed(type(error).__name__)
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            num_tokens = sum(answer.num_tokens for answer in answers)
+            num_tokens = sum(answer.num_tokens for answer in answers.values())
             logger.info("%s: aborted by the client after %d tokens", request.request_id, num_tokens)
-            self.metrics.finished(FinishReason.ABORTED, 0 if answers[0].ended else len(request.prompt_token_ids))
+            counted = 0 in answers and answers[0].ended
+            self.metrics.finished(FinishReason.ABORTED, 0 if counted else len(request.prompt_token_ids))
             raise
         if last is None:
             self.metrics.failed(KVFerryError.__name__)
@@ -130,8 +137,9 @@ class TextService:
             unique = f"{request.request_id}.{uuid.uuid4().hex[:8]}"
         self._running.add(unique)
         try:
+            options = request.options
             generated = self._router.generate(
-                request.prompt_token_ids, request.params, unique, request.options.cache_salt
+                request.prompt_token_ids, request.params, unique, options.cache_salt, options.so_far or None
             )
             async with aclosing(generated) as outputs:
                 async for output in outputs:

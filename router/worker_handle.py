@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from typing import TypeVar
 
 import grpc.aio
 
@@ -18,6 +19,10 @@ from workers.wire import output_from_pb, request_to_pb
 
 logger = logging.getLogger(__name__)
 
+M = TypeVar("M")
+
+# Heartbeats. The last has half a heartbeat to be answered: a worker that stops right after one is known to be gone well
+# within four.
 _MAX_MISSES = 3
 _RECONNECT_S = 0.1
 
@@ -51,11 +56,17 @@ class WorkerHandle:
         self.num_queued_tokens = 0
         # Set when something may have changed for those who wait for room.
         self.changed = asyncio.Event()
+        # On the event loop's clock; None: it is there.
+        self.gone_since_s: float | None = 0.0
         self._router_id = router_id
         self._config = config
         self._channel = network.connect(address)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._outputs: dict[str, _Outputs] = {}
+        # Of those who wait for an answer. Dicts for sets: in order, so that equal seeds give equal runs.
+        self._losses: dict[asyncio.Future[KVFerryError], None] = {}
+        # Requests that it may still be at work on, since their abort did not reach it.
+        self._unheard_aborts: dict[str, None] = {}
         self._misses = _MAX_MISSES
         self._streaming = False
         self._first_contact = asyncio.Event()
@@ -63,6 +74,7 @@ class WorkerHandle:
 
     async def start(self) -> None:
         """Return when the worker answers and streams, or has had time to."""
+        self.gone_since_s = _now()
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
         try:
             async with asyncio.timeout(self._config.rpc_timeout_s):
@@ -92,36 +104,33 @@ class WorkerHandle:
         state = router_pb2.WORKER_STATE_READY if self.reachable else router_pb2.WORKER_STATE_UNREACHABLE
         return router_pb2.WorkerStatus(address=self.address, state=state, stats=self.stats)
 
-    async def reserve(self, request: Request) -> worker_pb2.Grant:
+    async def reserve(self, request: Request, replica_address: str) -> worker_pb2.Grant:
         """Raises OverloadedError when the worker has no room now."""
-        message = worker_pb2.ReserveRequest(request=request_to_pb(request))
-        return (await call(self._stub.Reserve(message, timeout=self._config.rpc_timeout_s))).grant
+        message = worker_pb2.ReserveRequest(request=request_to_pb(request), replica_address=replica_address)
+        answer = call(self._stub.Reserve(message, timeout=self._config.rpc_timeout_s))
+        return (await self._unless_lost(answer)).grant
 
     async def prefill(self, request: Request, grant: worker_pb2.Grant) -> list[TokenOutput]:
         """Token 1 of every choice."""
         message = worker_pb2.PrefillRequest(request=request_to_pb(request), grant=grant)
-        answer = asyncio.ensure_future(call(self._stub.Prefill(message, timeout=self._config.prefill_timeout_s)))
-        try:
-            while not answer.done():
-                num_steps = self.stats.num_steps
-                await asyncio.wait((answer,), timeout=self._config.token_timeout_s)
-                if not answer.done() and self.stats.num_steps == num_steps:
-                    raise DeadlineError(f"{self.stats.name}: no step within {self._config.token_timeout_s} s")
-            return [output_from_pb(output) for output in answer.result().outputs]
-        finally:
-            answer.cancel()
+        answer = call(self._stub.Prefill(message, timeout=self._config.prefill_timeout_s))
+        return [output_from_pb(output) for output in (await self._unless_lost(self._while_steps(answer))).outputs]
 
     async def submit(self, request: Request) -> None:
-        message = worker_pb2.SubmitRequest(request=request_to_pb(request))
-        await call(self._stub.Submit(message, timeout=self._config.rpc_timeout_s))
+        message = worker_pb2.SubmitRequest(request=request_to_pb(request), replica_address=request.replica_address)
+        await self._unless_lost(call(self._stub.Submit(message, timeout=self._config.rpc_timeout_s)))
 
     async def abort(self, request_id: str) -> None:
-        """Best effort: what it does not reach ends by lease."""
-        message = worker_pb2.AbortRequest(router_id=self._router_id, request_ids=[request_id])
+        """What does not reach the worker is said again with its next heartbeat, if it is the same one then."""
+        await self._abort([request_id])
+
+    async def audit(self) -> router_pb2.WorkerAudit:
         try:
-            await call(self._stub.Abort(message, timeout=self._config.rpc_timeout_s))
+            message = worker_pb2.AuditWorkerRequest()
+            answer = await call(self._stub.AuditWorker(message, timeout=self._config.rpc_timeout_s))
         except KVFerryError as error:
-            logger.info("%s: abort did not reach %s: %s", request_id, self.address, error.message)
+            return router_pb2.WorkerAudit(address=self.address, error=error.message)
+        return router_pb2.WorkerAudit(address=self.address, audit=answer)
 
     def expect(self, request_id: str) -> None:
         """From now on keep this request's outputs for `outputs`; `forget` ends it."""
@@ -156,6 +165,44 @@ class WorkerHandle:
         """Wait until this request has failed here; why."""
         return await self._outputs[request_id].failure
 
+    async def _unless_lost(self, answer: Awaitable[M]) -> M:
+        """Raises why the worker is gone, should that be known before the answer."""
+        asked = asyncio.ensure_future(answer)
+        loss: asyncio.Future[KVFerryError] = asyncio.get_running_loop().create_future()
+        self._losses[loss] = None
+        try:
+            await asyncio.wait((asked, loss), return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                return asked.result()
+            raise loss.result()
+        finally:
+            del self._losses[loss]
+            asked.cancel()
+
+    async def _while_steps(self, answer: Awaitable[M]) -> M:
+        """DeadlineError when the worker takes no step for too long before the answer."""
+        asked = asyncio.ensure_future(answer)
+        try:
+            while not asked.done():
+                num_steps = self.stats.num_steps
+                await asyncio.wait((asked,), timeout=self._config.token_timeout_s)
+                if not asked.done() and self.stats.num_steps == num_steps:
+                    raise DeadlineError(f"{self.stats.name}: no step within {self._config.token_timeout_s} s")
+            return asked.result()
+        finally:
+            asked.cancel()
+
+    async def _abort(self, request_ids: Sequence[str]) -> None:
+        message = worker_pb2.AbortRequest(router_id=self._router_id, request_ids=request_ids)
+        try:
+            await call(self._stub.Abort(message, timeout=self._config.rpc_timeout_s))
+        except KVFerryError as error:
+            logger.info("%s: abort did not reach %s: %s", ", ".join(request_ids), self.address, error.message)
+            self._unheard_aborts |= dict.fromkeys(request_ids)
+            return
+        for request_id in request_ids:
+            self._unheard_aborts.pop(request_id, None)
+
     async def _watch(self) -> None:
         while True:
             await self._look()
@@ -163,19 +210,22 @@ class WorkerHandle:
 
     async def _look(self) -> None:
         try:
-            message = worker_pb2.GetStatsRequest()
-            answer = await call(self._stub.GetStats(message, timeout=_MAX_MISSES * self._config.heartbeat_s))
+            timeout_s = (_MAX_MISSES - 0.5) * self._config.heartbeat_s
+            stats = (await call(self._stub.GetStats(worker_pb2.GetStatsRequest(), timeout=timeout_s))).stats
         except KVFerryError as error:
             # A call that timed out has waited as long as all the misses.
             self._misses += _MAX_MISSES if isinstance(error, DeadlineError) else 1
             if not self.reachable:
-                self._fail_all(UnavailableError(f"worker {self.stats.name or self.address} does not answer"))
+                self._lose("does not answer")
             return
-        if self.stats.incarnation and answer.stats.incarnation != self.stats.incarnation:
-            self._fail_all(UnavailableError(f"worker {self.stats.name} was replaced"))
+        if self.stats.incarnation and stats.incarnation != self.stats.incarnation:
+            self._lose("was replaced")
+            self._unheard_aborts.clear()
         self._misses = 0
-        self.stats = answer.stats
+        self.stats = stats
         self._note_change()
+        if self._unheard_aborts:
+            await self._abort(list(self._unheard_aborts))
 
     async def _listen(self) -> None:
         while True:
@@ -185,7 +235,9 @@ class WorkerHandle:
             except grpc.aio.AioRpcError as exc:
                 reason = error_from_rpc(exc).message
             self._streaming = False
-            self._fail_all(UnavailableError(f"worker {self.stats.name or self.address} is gone: {reason}"))
+            # Whoever streams next may be another: nothing goes there before it has told who it is.
+            self._misses = _MAX_MISSES
+            self._lose(f"is gone: {reason}")
             await asyncio.sleep(_RECONNECT_S)
 
     async def _read_outputs(self) -> None:
@@ -194,7 +246,8 @@ class WorkerHandle:
             await stream.initial_metadata()
             # It comes, empty, for a call that has failed too.
             self._streaming = not stream.done()
-            self._note_change()
+            if self._streaming:
+                await self._look()
             async for message in stream:
                 self._deliver(message.outputs)
         finally:
@@ -207,10 +260,27 @@ class WorkerHandle:
 
     def _note_change(self) -> None:
         if self.reachable:
+            if self.gone_since_s is not None:
+                logger.info("worker %s (%s) answers at %s", self.stats.name, self.stats.incarnation, self.address)
+            self.gone_since_s = None
             self._first_contact.set()
         self.changed.set()
+
+    def _lose(self, how: str) -> None:
+        error = UnavailableError(f"worker {self.stats.name or self.address} {how}")
+        if self.gone_since_s is None:
+            self.gone_since_s = _now()
+            logger.warning("%s (%s at %s)", error.message, self.stats.incarnation, self.address)
+        self._fail_all(error)
 
     def _fail_all(self, error: KVFerryError) -> None:
         for waiting in self._outputs.values():
             waiting.fail(error)
+        for loss in self._losses:
+            if not loss.done():
+                loss.set_result(error)
         self.changed.set()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

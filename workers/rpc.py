@@ -16,6 +16,8 @@ from workers.errors import KVFerryError
 M = TypeVar("M")
 
 _ERROR_KEY, _PARAM_KEY, _CODE_KEY = "kvferry-error", "kvferry-param", "kvferry-code"
+# In a call's initial metadata: its server is there and works on it.
+ACCEPTED_KEY = "kvferry-accepted"
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),

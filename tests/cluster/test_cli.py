@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from cluster.cli import run
+from cluster.ports import why_not_bindable
 from cluster.state import State, StateFolder
-from cluster.up import why_not_bindable
 from tests.cluster.fake_router import WORDS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from protos import router_pb2
@@ -30,6 +30,7 @@ class ScriptedRouter:
     finish: FinishReason | None = FinishReason.LENGTH
     calls: list[tuple[list[int], SamplingParams, str]] = field(default_factory=list)
     salts: list[str] = field(default_factory=list)
+    so_far: list[dict[int, list[int]]] = field(default_factory=list)
     # Request ids whose generator was closed before its end.
     aborted: list[str] = field(default_factory=list)
     # What output token 0 tells of the prompt.
@@ -40,14 +41,23 @@ class ScriptedRouter:
     num_running: int = 0
     incarnation: str = "router-1"
 
+    async def audit(self) -> router_pb2.AuditRouterResponse:
+        return router_pb2.AuditRouterResponse(incarnation=self.incarnation)
+
     async def generate(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str = ""
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        request_id: str,
+        cache_salt: str = "",
+        so_far: Mapping[int, Sequence[int]] | None = None,
     ) -> AsyncGenerator[TokenOutput, None]:
         self.calls.append((list(prompt_token_ids), params, request_id))
         self.salts.append(cache_salt)
+        self.so_far.append({choice: list(token_ids) for choice, token_ids in (so_far or {}).items()})
         self.num_running += 1
         try:
-            async for output in self._play(request_id, params.n):
+            async for output in self._play(request_id, params.n, so_far or dict.fromkeys(range(params.n), ())):
                 yield self._scored(output, list(prompt_token_ids), params)
         except (asyncio.CancelledError, GeneratorExit):
             self.aborted.append(request_id)
@@ -65,10 +75,13 @@ class ScriptedRouter:
             output = replace(output, prompt_logprobs=scores)
         return output
 
-    async def _play(self, request_id: str, n: int) -> AsyncGenerator[TokenOutput, None]:
+    async def _play(
+        self, request_id: str, n: int, so_far: Mapping[int, Sequence[int]]
+    ) -> AsyncGenerator[TokenOutput, None]:
+        """Steps that somebody has already, one token each, are left out."""
         scripts = [self.steps, *self.others, *[self.steps] * n][:n]
-        index = [0] * n
-        turns = [(at, choice) for at in range(max(map(len, scripts))) for choice in range(n)]
+        index = [len(so_far.get(choice, ())) for choice in range(n)]
+        turns = [(at, choice) for at in range(max(map(len, scripts))) for choice in so_far if at >= index[choice]]
         for at, choice in turns:
             if at >= len(scripts[choice]):
                 continue

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -289,7 +289,7 @@ class OneOutput(ScriptedRouter):
         super().__init__([])
         self.output = output
 
-    async def _play(self, request_id: str, n: int):
+    async def _play(self, request_id: str, n: int, so_far: Mapping[int, Sequence[int]]):
         yield self.output
 
 

@@ -1,0 +1,199 @@
+"""python -m cluster.bench.worker_death: workers of a real cluster are killed and stopped in the middle of streams.
+
+Prints how soon the router knows, how soon every stream has its next token at the client, and how soon the worker, or
+the one in its place, serves again. Only processes that this script started are touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cluster.client import AsyncClient, Chunk
+from cluster.config import load_config
+from cluster.up import detach, down
+from protos.router_pb2 import WORKER_STATE_READY, GetStatusResponse, WorkerStatus
+
+_POLL_S = 0.02
+_HEAL_S = 60.0
+_MIN_TOKENS = 5
+_NUM_STREAMS = 2
+_PROMPT = "Once upon a time there was a ferry that crossed the river every day, and "
+# Long enough to be killed in the middle of.
+_LONG_PROMPT = _PROMPT * 40
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    role: str
+    how: signal.Signals
+    count: int
+    prompt: str = _PROMPT
+
+
+@dataclass(slots=True)
+class Measured:
+    """Seconds from each signal."""
+
+    known: list[float] = field(default_factory=list)
+    next_token: list[float] = field(default_factory=list)
+    serves_again: list[float] = field(default_factory=list)
+
+
+CLUSTERS = {
+    "1P1D": (
+        "decode: {replicas: 1}",
+        (
+            Case("decode", signal.SIGKILL, 10),
+            Case("decode", signal.SIGSTOP, 4),
+            Case("prefill", signal.SIGKILL, 2, _LONG_PROMPT),
+        ),
+    ),
+    "1P2D": ("decode: {replicas: 2}", (Case("decode", signal.SIGKILL, 10), Case("decode", signal.SIGSTOP, 4))),
+}
+
+
+class Streams:
+    """Answers under way; when each last got a token."""
+
+    def __init__(self, client: AsyncClient, prompt: str) -> None:
+        self._answers = [
+            client.stream(f"{uuid.uuid4()} {prompt}", max_tokens=1000, temperature=0.0, ignore_eos=True)
+            for _ in range(_NUM_STREAMS)
+        ]
+        self.num_tokens = [0] * _NUM_STREAMS
+        self.latest_s = [0.0] * _NUM_STREAMS
+        self._readers = [asyncio.create_task(self._read(at, answer)) for at, answer in enumerate(self._answers)]
+
+    async def _read(self, at: int, answer: AsyncGenerator[Chunk]) -> None:
+        async with aclosing(answer):
+            async for chunk in answer:
+                self.num_tokens[at] += len(chunk.token_ids)
+                self.latest_s[at] = time.monotonic()
+
+    async def until_each_has(self, num_tokens: int) -> None:
+        while min(self.num_tokens) < num_tokens:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+
+    async def until_each_has_more_after(self, since_s: float) -> float:
+        """When the last of them got its first token after that."""
+        first: dict[int, float] = {}
+        while len(first) < _NUM_STREAMS:
+            for at, latest_s in enumerate(self.latest_s):
+                if latest_s > since_s:
+                    first.setdefault(at, latest_s)
+            await asyncio.sleep(_POLL_S / 4)
+        return max(first.values())
+
+    async def close(self) -> None:
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+
+
+@asynccontextmanager
+async def streaming(client: AsyncClient, prompt: str) -> AsyncGenerator[Streams]:
+    streams = Streams(client, prompt)
+    try:
+        yield streams
+    finally:
+        await streams.close()
+
+
+async def measure(client: AsyncClient, case: Case) -> Measured:
+    measured = Measured()
+    for _ in range(case.count):
+        await until(client, lambda status: all(w.state == WORKER_STATE_READY for w in status.workers))
+        async with asyncio.timeout(_HEAL_S), streaming(client, case.prompt) as streams:
+            if case.role == "decode":
+                await streams.until_each_has(_MIN_TOKENS)
+            await hurt(client, case, streams, measured)
+    return measured
+
+
+async def hurt(client: AsyncClient, case: Case, streams: Streams, measured: Measured) -> None:
+    victim = await busiest(client, case.role)
+    began_s = time.monotonic()
+    os.kill(victim.stats.pid, case.how)
+    try:
+        await until(client, lambda status: worker_at(status, victim.address).state != WORKER_STATE_READY)
+        known_s = time.monotonic()
+        measured.known.append(known_s - began_s)
+        if case.how is signal.SIGKILL:
+            back = asyncio.create_task(until_back(client, victim))
+        measured.next_token.append(await streams.until_each_has_more_after(known_s) - began_s)
+    finally:
+        if case.how is signal.SIGSTOP:
+            began_s = time.monotonic()
+            os.kill(victim.stats.pid, signal.SIGCONT)
+            back = asyncio.create_task(until_back(client, victim))
+    measured.serves_again.append(await back - began_s)
+
+
+async def until_back(client: AsyncClient, victim: WorkerStatus) -> float:
+    """When somebody serves there again."""
+    await until(client, lambda status: worker_at(status, victim.address).state == WORKER_STATE_READY)
+    return time.monotonic()
+
+
+async def busiest(client: AsyncClient, role: str) -> WorkerStatus:
+    """As soon as one has work."""
+    while True:
+        workers = [worker for worker in (await client.status()).workers if worker.stats.role == role]
+        worker = max(workers, key=lambda worker: worker.stats.num_running)
+        if worker.stats.num_running:
+            return worker
+        await asyncio.sleep(_POLL_S)
+
+
+def worker_at(status: GetStatusResponse, address: str) -> WorkerStatus:
+    return next(worker for worker in status.workers if worker.address == address)
+
+
+async def until(client: AsyncClient, holds: Callable[[GetStatusResponse], bool]) -> None:
+    async with asyncio.timeout(_HEAL_S):
+        while not holds(await client.status()):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+
+
+async def run(target: str, cases: Sequence[Case]) -> list[Measured]:
+    async with AsyncClient(target) as client:
+        return [await measure(client, case) for case in cases]
+
+
+def main() -> None:
+    table = Table("cluster", "signal", "kills", "router knows, s", "next token, s", "serves again, s")
+    for name, (config, cases) in CLUSTERS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "bench.yaml"
+            path.write_text(f"name: bench-death\nrouter: {{http_port: 0, grpc_port: 0}}\n{config}\n", encoding="utf-8")
+            cluster = load_config(path).name
+            state = detach(load_config(path), str(path))
+            try:
+                results = asyncio.run(run(state.grpc_endpoint, cases))
+            finally:
+                down(cluster)
+        for case, measured in zip(cases, results, strict=True):
+            columns = (measured.known, measured.next_token, measured.serves_again)
+            table.add_row(name, f"{case.how.name} {case.role}", str(case.count), *map(spread, columns))
+    Console().print(table)
+
+
+def spread(seconds: Sequence[float]) -> str:
+    return f"{statistics.median(seconds):.2f} (max {max(seconds):.2f})"
+
+
+if __name__ == "__main__":
+    main()
