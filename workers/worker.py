@@ -187,12 +187,13 @@ class Worker:
 
 
 def _load_model(config: WorkerConfig) -> Executor:
-    # They load torch, which tests with a fake model do not need.
-    from workers.engine.model_runner import ModelRunner
-    from workers.engine.tensor_parallel import TensorParallelExecutor
-
+    # Both load torch, which tests with a fake model do not need.
     if config.tensor_parallel_size > 1:
+        from workers.engine.tensor_parallel import TensorParallelExecutor
+
         return TensorParallelExecutor(config, _end_process)
+    from workers.engine.model_runner import ModelRunner
+
     return Executor(ModelRunner(config))
 
 

@@ -22,6 +22,7 @@ from tests.workers.engine.test_sampling_params import run
 from tests.workers.rank_processes import ranks_of
 from tests.workers.scheduled import scheduled
 from workers.config import EngineConfig
+from workers.engine import rank_group
 from workers.engine.engine import Engine
 from workers.engine.executor import Executor
 from workers.engine.model_runner import ModelRunner
@@ -149,6 +150,22 @@ def test_what_cannot_be_divided_is_refused_before_any_process_is_started(folder:
     with pytest.raises(ConfigError, match="9 attention heads cannot be divided by tensor_parallel_size 2"):
         TensorParallelRunner(EngineConfig(tensor_parallel_size=2), lambda error: None)
     assert descendants(os.getpid()) == before
+
+
+def test_a_rank_that_hangs_is_given_up_in_bounded_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_group, "TIMEOUT_S", 1.0)
+    lost = threading.Event()
+    before = ranks_of(os.getpid())
+    runner = TensorParallelRunner(config_of(folder), lambda error: lost.set())
+    (pid,) = ranks_of(os.getpid()) - before
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(UnavailableError, match="is to be started anew"):
+            runner.execute(SchedulerOutput((scheduled("r", PROMPT, 0, [1, 2, 3], GREEDY),), len(PROMPT)))
+        assert lost.is_set()
+        assert ranks_of(os.getpid()) == before
+    finally:
+        runner.close()
 
 
 def test_a_rank_that_dies_ends_the_step_and_everything_after_it(folder: Path) -> None:
