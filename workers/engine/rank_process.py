@@ -28,7 +28,6 @@ from workers.models.shard import share
 
 T = TypeVar("T")
 _EXIT_TIMEOUT_S = 5.0
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ class RankProcess:
 def cores_of(config: EngineConfig, rank: int) -> tuple[int, ...] | None:
     """A rank's part of its worker's cores: at least one, shared with others where there are too few. None: any."""
     cores, size = config.cpu_affinity, config.tensor_parallel_size
-    if not isinstance(cores, tuple):
+    if not isinstance(cores, tuple) or not cores:
         return None
     return tuple(cores[i] for i in share(len(cores), rank, size)) or (cores[rank % len(cores)],)
 
