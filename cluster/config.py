@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from cluster.config_errors import complaint, first_problem, kind, refuse_unknown_keys, yaml_problem
 from router.config import RouterConfig
-from workers.config import Device, EngineConfig, Fault, Role, Strict, TransferConfig, WorkerConfig
+from workers.config import Device, EngineConfig, Fault, KVCacheDType, Role, Strict, TransferConfig, WorkerConfig
 from workers.errors import ConfigError
 
 _ROLES: tuple[Role, ...] = get_args(Role)
@@ -27,10 +27,13 @@ class RoleConfig(Strict):
 
     replicas: int = Field(default=0, ge=0, le=1024)
     device: Device | None = None
+    tensor_parallel_size: int | None = Field(default=None, ge=1, le=64)
     cpu_affinity: Literal["auto", "none"] | tuple[int, ...] | None = None
     num_threads: int | None = Field(default=None, ge=1)
     kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
     num_gpu_blocks_override: int | None = Field(default=None, ge=1)
+    block_size: int | None = Field(default=None, ge=1, le=256)
+    kv_cache_dtype: KVCacheDType | None = None
     max_num_seqs: int | None = Field(default=None, ge=1)
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
 

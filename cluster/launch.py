@@ -6,12 +6,11 @@ Ray starts the processes, tells when one died, and ends them. It never carries a
 from __future__ import annotations
 
 import logging
-import math
 import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import ray.util
 from cluster.actors import BEAT_S, RouterProcess, WorkerProcess
 from cluster.config import ClusterConfig, worker_configs
 from cluster.controller import Controller, Health
+from cluster.gpus import gpu_share
 from cluster.guard import Guard
 from cluster.ports import require_listener
 from workers.config import WorkerConfig
@@ -209,7 +209,8 @@ class Cluster:
         return actor, actor.start.remote()
 
     def _worker_actor(self, worker: WorkerConfig) -> Any:
-        num_gpus = _gpu_share(self._workers) if worker.device == "cuda" else 0
+        found = int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
+        num_gpus = gpu_share(worker, self._workers, found) if worker.device == "cuda" else 0
         return self._actor(WorkerProcess, worker.name, worker, num_gpus=num_gpus)
 
     def _actor(self, process: type, name: str, config: object, *, num_gpus: float = 0) -> Any:
@@ -283,14 +284,3 @@ class Cluster:
         """Each process has its own: what one said before it died is not overwritten."""
         again = self._num_begun[name]
         return self._logs / (f"{name}.{again}.log" if again else f"{name}.log")
-
-
-def _gpu_share(workers: Sequence[WorkerConfig]) -> float:
-    """GPUs for each CUDA worker: a whole one while they last, else an equal part."""
-    num_workers = sum(worker.device == "cuda" for worker in workers)
-    if not num_workers:
-        return 0.0
-    num_gpus = int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
-    if not num_gpus:
-        raise ConfigError("device: cuda is asked for, but Ray finds no GPU: set device: cpu", param="device")
-    return 1 / math.ceil(num_workers / num_gpus)

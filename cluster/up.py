@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from cluster.config import ClusterConfig
+from cluster.config import ClusterConfig, worker_configs
 from cluster.guard import start_time
 from cluster.ports import refuse_busy_ports
 from cluster.state import State, StateFolder
@@ -62,7 +62,7 @@ def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoint
         refuse_busy_ports(config.router)
         started_at_s = time.time()
         if config.address is None:
-            _get_model(config.model, say)
+            _get_model(config, say)
             set_ray_environment()
         stop.install()
         from cluster.launch import Cluster
@@ -78,11 +78,17 @@ def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoint
             cluster.stop()
 
 
-def _get_model(model: str, say: Say) -> None:
-    """Once, before many processes ask for it; a model that is not there is refused before anything is started."""
+def _get_model(config: ClusterConfig, say: Say) -> None:
+    """Once, before many processes ask for it; one that is not there, or cannot be divided among the ranks of a worker,
+    is refused before anything is started."""
+    from workers.models.architecture import read_architecture
     from workers.models.resolve import resolve_model
+    from workers.models.shard import require_divisible
 
-    say(f"model: {resolve_model(model)}")
+    path = resolve_model(config.model)
+    for size in sorted({worker.tensor_parallel_size for worker in worker_configs(config)} - {1}):
+        require_divisible(read_architecture(path), size)
+    say(f"model: {path}")
 
 
 def set_ray_environment() -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class KVLayout(_message.Message):
-    __slots__ = ("schema_version", "fingerprint", "num_layers", "num_kv_heads", "head_dim", "block_size", "dtype", "tensor_parallel_size", "tensor_parallel_rank")
+    __slots__ = ("schema_version", "fingerprint", "num_layers", "num_kv_heads", "head_dim", "block_size", "dtype")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -16,8 +16,6 @@ class KVLayout(_message.Message):
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
-    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
-    TENSOR_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     fingerprint: str
     num_layers: int
@@ -25,9 +23,7 @@ class KVLayout(_message.Message):
     head_dim: int
     block_size: int
     dtype: str
-    tensor_parallel_size: int
-    tensor_parallel_rank: int
-    def __init__(self, schema_version: _Optional[int] = ..., fingerprint: _Optional[str] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ...) -> None: ...
+    def __init__(self, schema_version: _Optional[int] = ..., fingerprint: _Optional[str] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
     __slots__ = ("incarnation", "layout", "offers", "checksum")

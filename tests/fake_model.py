@@ -44,7 +44,10 @@ class HashRunner:
             self.pool[:, :, self._slots_of(target)] = self.pool[:, :, self._slots_of(source)]
         return [StepResult(self._compute(request), prompt_logprobs_of(request)) for request in batch.requests]
 
-    def read_kv(self, slots: Slots, layer_start: int, layer_end: int, room: memoryview) -> None:
+    def read_kv(
+        self, slots: Slots, layer_start: int, layer_end: int, room: memoryview, dtype: str | None = None
+    ) -> None:
+        assert dtype in (None, self.layout.dtype), "its KV is bits that no cast leaves alone"
         room[:] = self.pool[layer_start:layer_end, :, slots].tobytes()
 
     def write_kv(self, slots: Slots, layer_start: int, layer_end: int, payload: Buffer) -> None:

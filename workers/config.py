@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3"]
 Role = Literal["prefill", "decode", "colocated"]
 
 _KV_CACHE_DTYPES = {
@@ -21,6 +20,13 @@ _KV_CACHE_DTYPES = {
     "fp8": "float8_e4m3",
     "fp8_e4m3": "float8_e4m3",
 }
+
+
+def _full_name(value: object) -> object:
+    return _KV_CACHE_DTYPES.get(value, value) if isinstance(value, str) else value
+
+
+KVCacheDType = Annotated[Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3"], BeforeValidator(_full_name)]
 
 
 class Strict(BaseModel):
@@ -46,7 +52,7 @@ class ModelConfig(Strict):
 class CacheConfig(Strict):
     # Tokens in a block.
     block_size: int = Field(default=16, ge=1, le=256)
-    # Memory for the KV pool of one worker.
+    # Memory for the KV pool of one worker, all its ranks together.
     kv_cache_memory_bytes: int = Field(default=1 << 30, ge=1)
     # Number of blocks, overriding kv_cache_memory_bytes.
     num_gpu_blocks_override: int | None = Field(default=None, ge=1)
@@ -56,11 +62,6 @@ class CacheConfig(Strict):
     enable_prefix_caching: bool = True
     # Tokens in a unit of block hashes: the same for the whole cluster, a divisor of every block_size.
     hash_block_size: int = Field(default=16, ge=1)
-
-    @field_validator("kv_cache_dtype", mode="before")
-    @classmethod
-    def _short_names(cls, value: object) -> object:
-        return _KV_CACHE_DTYPES.get(value, value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _a_block_is_whole_units(self) -> Self:
@@ -104,9 +105,12 @@ class SchedulerConfig(Strict):
 
 class DeviceConfig(Strict):
     device: Device = "cpu"
+    # Processes that share the model of a worker, each with a part of every layer and of the KV: on its part of the
+    # worker's cores, or on a GPU of its own.
+    tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     # Cores of each worker. auto: the node's cores are dealt out evenly; none: not pinned.
     cpu_affinity: Literal["auto", "none"] | tuple[int, ...] = "auto"
-    # Threads of a step. None: one per core of cpu_affinity.
+    # Threads of a step, dealt out among its ranks. None: one per core of cpu_affinity.
     num_threads: int | None = Field(default=None, ge=1)
 
 

@@ -93,7 +93,7 @@ class KVTransferService(kv_grpc.KVTransferServiceServicer):
     async def Connect(
         self, request: kv_transfer_pb2.ConnectRequest, context: Context
     ) -> kv_transfer_pb2.ConnectResponse:
-        self._worker.layout.require_same(KVLayout.from_proto(request.layout))
+        self._worker.layout.require_convertible(KVLayout.from_proto(request.layout))
         require_same_checksum(self._worker.config.transfer.checksum, request.checksum)
         transports = self._worker.transports
         accepted = [name for name, offer in request.offers.items() if transports.accepts(name, offer)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import uuid
 from collections.abc import Callable
 
@@ -191,6 +192,17 @@ class Worker:
 
 
 def _load_model(config: WorkerConfig) -> Executor:
-    from workers.engine.model_runner import ModelRunner  # Loads torch, which tests with a fake model do not need.
+    # Both load torch, which tests with a fake model do not need.
+    if config.tensor_parallel_size > 1:
+        from workers.engine.tensor_parallel import TensorParallelExecutor
+
+        return TensorParallelExecutor(config, _end_process)
+    from workers.engine.model_runner import ModelRunner
 
     return Executor(ModelRunner(config))
+
+
+def _end_process(error: KVFerryError) -> None:
+    """A worker that lost a rank is none: it ends as a whole, which whoever started it sees and mends."""
+    logger.critical("%s", error.message)
+    os._exit(1)

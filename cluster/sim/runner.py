@@ -25,7 +25,9 @@ class EmptyRunner:
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
         return [StepResult((SampledToken(0),) * len(request.samples)) for request in batch.requests]
 
-    def read_kv(self, slots: Slots, layer_start: int, layer_end: int, room: memoryview) -> None:
+    def read_kv(
+        self, slots: Slots, layer_start: int, layer_end: int, room: memoryview, dtype: str | None = None
+    ) -> None:
         pass
 
     def write_kv(self, slots: Slots, layer_start: int, layer_end: int, payload: Buffer) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from tests.mutants.aborts import ABORTS
 from tests.mutants.death import DEATH
+from tests.mutants.layouts import LAYOUTS
 from tests.mutants.meaning import MEANING
 from tests.mutants.operations import OPERATIONS
 from tests.mutants.pressure import PRESSURE
 from tests.mutants.replicas import COPIES
 from tests.mutants.wrong_output import WRONG_OUTPUT
 
-MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *DEATH, *COPIES, *OPERATIONS)
+MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *DEATH, *COPIES, *LAYOUTS, *OPERATIONS)

@@ -105,7 +105,7 @@ WRONG_OUTPUT = (
         "layouts are compared before any KV moves",
         "B6",
         PEERS,
-        "self._layout.require_same(KVLayout.from_proto(answer.layout))",
+        "self._layout.require_convertible(KVLayout.from_proto(answer.layout))",
         "KVLayout.from_proto(answer.layout)",
         (f"{PEERS_TESTS}::test_another_layout_is_refused_by_the_asking_side_too",),
     ),

@@ -45,8 +45,13 @@ class Runner(Protocol):
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
         """Do the step's copies, then compute it; one result for each request, in their order."""
 
-    def read_kv(self, slots: Slots, layer_start: int, layer_end: int, room: memoryview) -> None:
-        """Copy the KV in `slots` to `room`: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_bytes]."""
+    def read_kv(
+        self, slots: Slots, layer_start: int, layer_end: int, room: memoryview, dtype: str | None = None
+    ) -> None:
+        """Copy the KV in `slots` to `room`: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_bytes].
+
+        `dtype`: as a pool of that dtype would hold it (KVLayout.dtype); None: bit for bit.
+        """
 
     def write_kv(self, slots: Slots, layer_start: int, layer_end: int, payload: Buffer) -> None:
         """Put KV of read_kv's shape into `slots`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from workers.engine.executor import Buffer
 from workers.errors import ConfigError, FrameError
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.slots import Slots
-from workers.layers.kv_codec import POOL_DTYPES, pool_width
+from workers.layers.kv_codec import POOL_DTYPES, cast, pool_width
 
 Index = npt.NDArray[np.int64]
 
@@ -22,7 +23,8 @@ Index = npt.NDArray[np.int64]
 class KVPool:
     """`tensor` is [num_layers, 2, num_blocks, block_size, num_kv_heads, pool_width] (workers/layers/kv_codec.py).
 
-    read and write copy bits, whatever the dtype. They may run beside a step and beside each other on different blocks.
+    read and write copy bits, whatever the dtype, unless read is asked for another. They may run beside a step and
+    beside each other on different blocks.
     """
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
@@ -40,17 +42,26 @@ class KVPool:
         self._by_block = half_words.view(layout.num_layers, 2, num_blocks, -1)
 
     @torch.inference_mode()
-    def read(self, slots: Slots, layer_start: int, layer_end: int, room: memoryview) -> None:
-        """Copy to `room`: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_bytes]. FrameError when its size
-        is another one."""
-        self._require_size(room, layer_end - layer_start, len(slots))
-        rows, index = self._rows(slots)
-        _gather(rows[layer_start:layer_end], index, room)
+    def read(self, slots: Slots, layer_start: int, layer_end: int, room: memoryview, dtype: str | None = None) -> None:
+        """Copy to `room`: [layer_end - layer_start, 2, len(slots), num_kv_heads, head_bytes], cast to `dtype` if given.
+
+        Raises FrameError when the size of `room` is another one.
+        """
+        layout = replace(self._layout, dtype=dtype or self._layout.dtype)
+        require_size(room, layout, layer_end - layer_start, len(slots))
+        if layout == self._layout:
+            rows, index = self._rows(slots)
+            _gather(rows[layer_start:layer_end], index, room)
+        else:
+            places = torch.from_numpy(np.asarray(slots, np.int64)).to(self.tensor.device)
+            kept = self.tensor[layer_start:layer_end].flatten(2, 3).index_select(2, places)
+            numbers = cast(kept, POOL_DTYPES[layout.dtype]).view(torch.int16)
+            torch.frombuffer(room, dtype=torch.int16).copy_(numbers.flatten())
 
     @torch.inference_mode()
     def write(self, slots: Slots, layer_start: int, layer_end: int, payload: Buffer) -> None:
         """Put what `read` gave elsewhere into `slots`. FrameError when its size is another one."""
-        self._require_size(payload, layer_end - layer_start, len(slots))
+        require_size(payload, self._layout, layer_end - layer_start, len(slots))
         rows, index = self._rows(slots)
         _scatter(rows[layer_start:layer_end], index, payload)
 
@@ -70,12 +81,6 @@ class KVPool:
         blocks = index[::size] // size
         whole = (blocks[:, None] * size + np.arange(size)).reshape(-1)
         return (self._by_block, blocks) if np.array_equal(whole, index) else (self._by_slot, index)
-
-    def _require_size(self, buffer: Buffer, num_layers: int, num_tokens: int) -> None:
-        wanted = num_layers * num_tokens * self._layout.token_bytes_per_layer
-        received = memoryview(buffer).nbytes
-        if received != wanted:
-            raise FrameError(f"KV of {num_tokens} tokens and {num_layers} layers is {wanted} bytes, not {received}")
 
 
 def _gather(rows: torch.Tensor, index: Index, room: memoryview) -> None:
@@ -112,6 +117,14 @@ def _as_rows(buffer: Buffer, like: npt.NDArray[np.void], num_rows: int) -> npt.N
     return np.frombuffer(buffer, like.dtype).reshape(*like.shape[:2], num_rows)
 
 
+def require_size(payload: Buffer, layout: KVLayout, num_layers: int, num_tokens: int) -> None:
+    """Raise FrameError unless `payload` is KV of so many tokens and layers of that layout."""
+    wanted = num_layers * num_tokens * layout.token_bytes_per_layer
+    received = memoryview(payload).nbytes
+    if received != wanted:
+        raise FrameError(f"KV of {num_tokens} tokens and {num_layers} layers is {wanted} bytes, not {received}")
+
+
 def _require_memory(num_bytes: int) -> None:
     """Pages are taken when they are first used: what does not fit would be found out in the middle of a request."""
     installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -131,9 +144,10 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(half_words).view(dtype)
 
 
-def num_pool_blocks(config: CacheConfig, layout: KVLayout, max_model_len: int) -> int:
-    """Blocks of the pool. ConfigError when they cannot hold one request of max_model_len tokens."""
-    block_bytes = layout.token_bytes * config.block_size
+def num_pool_blocks(config: CacheConfig, token_bytes: int, max_model_len: int) -> int:
+    """Blocks of the pool, for KV of so many bytes a token. ConfigError when they cannot hold one request of
+    max_model_len tokens."""
+    block_bytes = token_bytes * config.block_size
     num_blocks = config.num_gpu_blocks_override or config.kv_cache_memory_bytes // block_bytes
     needed = -(-max_model_len // config.block_size)
     if num_blocks >= needed:

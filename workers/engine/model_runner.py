@@ -22,10 +22,12 @@ from workers.errors import ConfigError, KVFerryError
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.slots import Slots
 from workers.layers.logprobs import first_of_top, token_logprobs
+from workers.layers.ranks import ALONE, Ranks
 from workers.layers.sampler import sample
 from workers.models.architecture import ArchitectureConfig, read_architecture
 from workers.models.loader import load_model, open_weights, weight_files
 from workers.models.resolve import resolve_model
+from workers.models.shard import kv_heads_of, require_divisible
 from workers.models.weights import Weights
 from workers.request import TokenLogprobs
 from workers.tokenizer import load_tokenizer
@@ -37,14 +39,19 @@ _log = logging.getLogger(__name__)
 
 
 class ModelRunner:
-    """Implements Runner: computes steps, and copies KV in and out of the pool."""
+    """Implements Runner: computes steps, and copies KV in and out of the pool.
+
+    As one of several ranks it has a part of the model, and the KV of its own KV heads: `layout` is the whole model's,
+    the KV that is read and written here is that of `kv_heads`.
+    """
 
     @torch.inference_mode()
-    def __init__(self, config: EngineConfig) -> None:
-        device = _device(config)
-        torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
+    def __init__(self, config: EngineConfig, ranks: Ranks = ALONE) -> None:
+        device = _device(config, ranks)
+        torch.set_num_threads(max(1, (config.num_threads or len(os.sched_getaffinity(0))) // ranks.size))
         path = resolve_model(config.model)
         architecture = read_architecture(path)
+        require_divisible(architecture, ranks.size)
         weights = open_weights(path, architecture)
         dtype = _dtype(config, weights)
         self.max_model_len = _max_model_len(config, architecture)
@@ -57,9 +64,11 @@ class ModelRunner:
             block_size=config.block_size,
             dtype=_kv_cache_dtype(config, dtype, architecture),
         )
-        self.num_blocks = num_pool_blocks(config, self.layout, self.max_model_len)
-        self._model = load_model(architecture, weights, dtype, device)
-        self._pool = KVPool(self.layout, self.num_blocks, device)
+        self.kv_heads = kv_heads_of(architecture.num_kv_heads, ranks.rank, ranks.size)
+        own = replace(self.layout, num_kv_heads=len(self.kv_heads))
+        self.num_blocks = num_pool_blocks(config, own.token_bytes * ranks.size, self.max_model_len)
+        self._model = load_model(architecture, weights, dtype, device, ranks)
+        self._pool = KVPool(own, self.num_blocks, device)
         self._dtype, self._device = dtype, device
         self._windows = frozenset(architecture.windows)
         self._grammars = Grammars(lambda: load_tokenizer(path), architecture.vocab_size, self.eos_token_ids)
@@ -98,8 +107,10 @@ class ModelRunner:
         for token, p in zip(tokens, params, strict=True):
             yield SampledToken(token, None if p.logprobs is None else first_of_top(next(scores), p.logprobs))
 
-    def read_kv(self, slots: Slots, layer_start: int, layer_end: int, room: memoryview) -> None:
-        self._pool.read(slots, layer_start, layer_end, room)
+    def read_kv(
+        self, slots: Slots, layer_start: int, layer_end: int, room: memoryview, dtype: str | None = None
+    ) -> None:
+        self._pool.read(slots, layer_start, layer_end, room, dtype)
 
     def write_kv(self, slots: Slots, layer_start: int, layer_end: int, payload: Buffer) -> None:
         self._pool.write(slots, layer_start, layer_end, payload)
@@ -113,10 +124,17 @@ def _score_prompts(step: StepBatch, logits: torch.Tensor) -> Iterator[tuple[int,
         row = end
 
 
-def _device(config: EngineConfig) -> torch.device:
-    if config.device == "cuda" and not torch.cuda.is_available():
+def _device(config: EngineConfig, ranks: Ranks) -> torch.device:
+    if config.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
         raise ConfigError("device is cuda but this machine offers none to torch; set device: cpu", param="device")
-    return torch.device(config.device)
+    if ranks.size > torch.cuda.device_count():
+        raise ConfigError(
+            f"tensor_parallel_size {ranks.size} needs as many GPUs; torch finds {torch.cuda.device_count()}",
+            param="tensor_parallel_size",
+        )
+    return torch.device("cuda", ranks.rank) if ranks.size > 1 else torch.device("cuda")
 
 
 def _dtype(config: EngineConfig, weights: Weights) -> torch.dtype:

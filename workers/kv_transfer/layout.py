@@ -1,4 +1,8 @@
-"""KVLayout: what two pools must agree on before KV moves between them."""
+"""KVLayout: what two pools must agree on before KV moves between them, and what is converted on the way.
+
+Ranges on the wire are in tokens, so that each side maps them through blocks of its own size. A sender of another dtype
+casts to the receiver's. Whatever the tensor-parallel sizes, KV on the wire has all KV heads, in the model's order.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +21,14 @@ SCALE_BYTES = {"float8_e4m3": 4}
 class KVLayout:
     """The shape and meaning of KV. A range on the wire is [layers, 2 (K, V), tokens, num_kv_heads, head_bytes]."""
 
+    # Of the weights and what they are computed in, not of the pool: KV of one fingerprint differs in rounding at most.
     fingerprint: str
     num_layers: int
+    # The whole model's.
     num_kv_heads: int
     head_dim: int
     block_size: int
     dtype: str
-    tensor_parallel_size: int = 1
-    tensor_parallel_rank: int = 0
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -42,13 +46,12 @@ class KVLayout:
         """2 x layers x kv_heads x head bytes."""
         return self.num_layers * self.token_bytes_per_layer
 
-    def require_same(self, other: KVLayout) -> None:
-        """Raise LayoutMismatchError naming the first field that differs."""
+    def require_convertible(self, other: KVLayout) -> None:
+        """Raise LayoutMismatchError naming the first field in which KV of one cannot become KV of the other."""
         for f in fields(self):
-            if f.name == "block_size":
-                continue  # Ranges on the wire are in tokens: each side maps them through its own blocks.
             mine, theirs = getattr(self, f.name), getattr(other, f.name)
-            if mine != theirs:
+            converted = f.name == "block_size" or (f.name == "dtype" and theirs in DTYPE_BYTES)
+            if mine != theirs and not converted:
                 raise LayoutMismatchError(
                     f"KV layouts differ in {f.name}: {mine!r} here, {theirs!r} at the peer; "
                     "start both workers from one config",

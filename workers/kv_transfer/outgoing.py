@@ -50,25 +50,25 @@ class FrameSender:
         """
         try:
             async with asyncio.TaskGroup() as sends:
-                for layers in self._layer_ranges(end - start):
+                for layers in self._layer_ranges(outgoing.peer.layout, end - start):
                     sends.create_task(self._send(outgoing, layers, (start, end)))
         except* KVFerryError as group:
             raise first_error(group) from None
 
-    def _layer_ranges(self, num_tokens: int) -> Iterator[tuple[int, int]]:
+    def _layer_ranges(self, layout: KVLayout, num_tokens: int) -> Iterator[tuple[int, int]]:
         if num_tokens:
-            step = layers_per_frame(self._layout, num_tokens, self._config.frame_bytes)
-            for start in range(0, self._layout.num_layers, step):
-                yield start, min(start + step, self._layout.num_layers)
+            step = layers_per_frame(layout, num_tokens, self._config.frame_bytes)
+            for start in range(0, layout.num_layers, step):
+                yield start, min(start + step, layout.num_layers)
 
     async def _send(self, outgoing: Outgoing, layers: tuple[int, int], tokens: tuple[int, int]) -> None:
         request, grant = outgoing.request, outgoing.grant
         frame = Frame(grant.grant_id, grant.incarnation, *layers, *tokens)
-        num_bytes = frame.expected_bytes(self._layout)
+        num_bytes = frame.expected_bytes(outgoing.peer.layout)
         # Taken in here: a task that is cancelled before its first step could not give it back.
         async with outgoing.peer.window:
             slots = slots_of(request.block_table, *tokens, self._layout.block_size)
-            fill = partial(self._executor.runner.read_kv, slots, *layers)
+            fill = partial(self._executor.runner.read_kv, slots, *layers, dtype=outgoing.peer.layout.dtype)
             unsent = UnsentFrame(frame, request.request_id, num_bytes, fill, self._config.checksum)
             packed = await self._executor.copy(len(slots), partial(outgoing.peer.pack, unsent))
             if outgoing.first_sent_s is None:

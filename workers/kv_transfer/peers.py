@@ -37,6 +37,8 @@ class Peer:
         timeout_s: float,
     ) -> None:
         self.incarnation = answer.incarnation
+        # What frames to it have: KV is cast here where its dtype is another.
+        self.layout = KVLayout.from_proto(answer.layout)
         self.transport = transport.name
         self._sender = transport.sender(address)
         self.window = asyncio.Semaphore(answer.credits)
@@ -139,13 +141,17 @@ class Peers:
         )
         try:
             answer = await call(pb_grpc.KVTransferServiceStub(channel).Connect(message, timeout=timeout_s))
-            self._layout.require_same(KVLayout.from_proto(answer.layout))
+            self._layout.require_convertible(KVLayout.from_proto(answer.layout))
             transport = self._transports.best(answer.transports, address)
         except BaseException:
             await channel.close()
             raise
-        logger.info("KV to %s at %s goes by %s", answer.incarnation, address, transport.name)
-        return Peer(answer, channel, transport, address, timeout_s)
+        peer = Peer(answer, channel, transport, address, timeout_s)
+        dtype = f"cast here from {self._layout.dtype} to" if peer.layout.dtype != self._layout.dtype else "in"
+        logger.info(
+            "KV to %s at %s goes by %s, %s %s", peer.incarnation, address, peer.transport, dtype, peer.layout.dtype
+        )
+        return peer
 
     async def _drop(self, address: str) -> None:
         if peer := self._peers.pop(address, None):

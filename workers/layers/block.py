@@ -1,4 +1,4 @@
-"""A layer as what it adds to the residual stream."""
+"""A layer as what it adds to the residual stream; each half of it is the sum of what the ranks make of their parts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from workers.engine.batch import StepBatch
 from workers.layers.norm import RMSNorm
+from workers.layers.ranks import Ranks
 from workers.layers.rotary import Angles, RotaryEmbedding
 
 FeedForward = Callable[[torch.Tensor], torch.Tensor]
@@ -34,10 +35,11 @@ class PreNormLayer:
     attention: Attention
     mlp_norm: RMSNorm
     mlp: FeedForward
+    ranks: Ranks
 
     def __call__(self, x: torch.Tensor, step: Step, kv_cache: torch.Tensor) -> None:
-        x += self.attention(self.attention_norm(x), step, kv_cache)
-        x += self.mlp(self.mlp_norm(x))
+        x += self.ranks.sum(self.attention(self.attention_norm(x), step, kv_cache))
+        x += self.ranks.sum(self.mlp(self.mlp_norm(x)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class SandwichLayer:
     mlp_norm: RMSNorm
     mlp: FeedForward
     post_mlp_norm: RMSNorm
+    ranks: Ranks
 
     def __call__(self, x: torch.Tensor, step: Step, kv_cache: torch.Tensor) -> None:
-        x += self.post_attention_norm(self.attention(self.attention_norm(x), step, kv_cache))
-        x += self.post_mlp_norm(self.mlp(self.mlp_norm(x)))
+        x += self.post_attention_norm(self.ranks.sum(self.attention(self.attention_norm(x), step, kv_cache)))
+        x += self.post_mlp_norm(self.ranks.sum(self.mlp(self.mlp_norm(x))))

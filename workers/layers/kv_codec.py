@@ -44,3 +44,8 @@ def decode(kept: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return kept.to(dtype)
     numbers, scales = kept[..., :-_SCALE_BYTES].view(_FP8), kept[..., -_SCALE_BYTES:].view(torch.float32)
     return (numbers.float() * scales).to(dtype)
+
+
+def cast(kept: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[..., pool_width] of one pool as a pool of `dtype` keeps it; `kept` itself where that is the same."""
+    return kept if kept.dtype is dtype else encode(decode(kept, torch.float32), dtype)

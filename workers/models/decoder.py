@@ -85,6 +85,7 @@ def pre_norm_decoder(
             attention(layer, rotary, kernels[window]),
             layer.norm("post_attention_layernorm"),
             feed_forward(layer),
+            read.ranks,
         )
         for layer, window in zip(read.layers(), config.windows, strict=True)
     ]

@@ -26,6 +26,7 @@ def gemma_layer(read: LayerReader, attention: SelfAttention) -> SandwichLayer:
         read.norm("pre_feedforward_layernorm", offset=NORM_OFFSET),
         read.gated_mlp(partial(functional.gelu, approximate="tanh")),
         read.norm("post_feedforward_layernorm", offset=NORM_OFFSET),
+        read.ranks,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -10,6 +11,7 @@ from workers.layers.embedding import Embedding
 from workers.layers.linear import Linear
 from workers.layers.mlp import Activation, GatedMLP
 from workers.layers.norm import HeadNorm, RMSNorm
+from workers.layers.ranks import Ranks
 from workers.models.architecture import ArchitectureConfig
 from workers.models.weights import Weights
 
@@ -23,21 +25,23 @@ class LayerReader:
         weights: Weights,
         dtype: torch.dtype,
         device: torch.device,
-        prefix: str = "",
-        index: int = -1,
+        ranks: Ranks,
     ) -> None:
+        """`config` and `weights`: of this rank's part."""
         self.config = config
         self.device = device
+        self.ranks = ranks
         # Of the layer that it reads.
-        self.index = index
+        self.index = -1
         self._weights = weights
         self._dtype = dtype
-        self._prefix = prefix
+        self._prefix = ""
 
     def layers(self) -> Iterator[LayerReader]:
         for i in range(self.config.num_layers):
-            prefix = f"model.layers.{i}."
-            yield LayerReader(self.config, self._weights, self._dtype, self.device, prefix, i)
+            layer = copy.copy(self)
+            layer.index, layer._prefix = i, f"model.layers.{i}."
+            yield layer
 
     def linear(self, rows: Mapping[str, int], in_features: int, *, bias: bool = False) -> Linear:
         """One matrix of those named by `rows`, each with its number of rows, one under another; biases likewise."""

@@ -13,9 +13,12 @@ from safetensors import SafetensorError, safe_open
 
 from workers.engine.batch import StepBatch
 from workers.errors import ConfigError
+from workers.layers.ranks import ALONE, Ranks
 from workers.models.architecture import ArchitectureConfig
+from workers.models.cut_weights import cut_weights
 from workers.models.gguf_weights import open_gguf_weights
 from workers.models.layer_reader import LayerReader
+from workers.models.shard import shard_of
 from workers.models.weights import StoredTensor, Weights
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -25,7 +28,7 @@ class Model(Protocol):
     def forward(self, batch: StepBatch, kv_cache: torch.Tensor) -> torch.Tensor:
         """Write the KV of the step's tokens; logits [num_sample_rows, vocab_size] of the rows that sample.
 
-        kv_cache: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim].
+        kv_cache: [num_layers, 2, num_blocks, block_size, the rank's KV heads, head_dim].
         """
 
 
@@ -35,10 +38,19 @@ class FamilyModule(Protocol):
     def build(self, config: ArchitectureConfig, read: LayerReader) -> Model: ...
 
 
-def load_model(config: ArchitectureConfig, weights: Weights, dtype: torch.dtype, device: torch.device) -> Model:
-    """ConfigError when a tensor is missing, left over or of another shape."""
+def load_model(
+    config: ArchitectureConfig,
+    weights: Weights,
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: Ranks = ALONE,
+) -> Model:
+    """The part of one of the `ranks`. ConfigError when a tensor is missing, left over or of another shape."""
     family = cast(FamilyModule, importlib.import_module(f"workers.models.{config.architecture}"))
-    model = family.build(config, LayerReader(config, weights, dtype, device))
+    if ranks.size > 1:
+        weights = cut_weights(weights, config, ranks.rank, ranks.size)
+        config = shard_of(config, ranks.rank, ranks.size)
+    model = family.build(config, LayerReader(config, weights, dtype, device, ranks))
     weights.require_all_taken()
     return model
 

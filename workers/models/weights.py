@@ -30,6 +30,11 @@ class Weights:
         self.quantisation = quantisation
         self._stored = stored
 
+    def mapped(self, change: Callable[[str, StoredTensor], StoredTensor]) -> Weights:
+        """With `change`(name, tensor) in the place of each tensor."""
+        stored = {name: change(name, tensor) for name, tensor in self._stored.items()}
+        return Weights(self.path, stored, self.dtype, self.quantisation)
+
     def copy_into(self, name: str, out: torch.Tensor) -> None:
         """Read tensor `name` into `out`, converting to its dtype."""
         stored = self._stored.pop(name, None)

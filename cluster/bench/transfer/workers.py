@@ -46,8 +46,10 @@ class PoolRunner:
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
         return [StepResult((SampledToken(0),) * len(request.samples)) for request in batch.requests]
 
-    def read_kv(self, slots: Slots, layer_start: int, layer_end: int, room: memoryview) -> None:
-        self._pool.read(slots, layer_start, layer_end, room)
+    def read_kv(
+        self, slots: Slots, layer_start: int, layer_end: int, room: memoryview, dtype: str | None = None
+    ) -> None:
+        self._pool.read(slots, layer_start, layer_end, room, dtype)
 
     def write_kv(self, slots: Slots, layer_start: int, layer_end: int, payload: Buffer) -> None:
         self._pool.write(slots, layer_start, layer_end, payload)

@@ -15,26 +15,32 @@ LAYOUT = KVLayout("f", num_layers=30, num_kv_heads=3, head_dim=64, block_size=16
 OTHER: dict[str, Any] = {
     "fingerprint": "g",
     "num_layers": 31,
-    "num_kv_heads": 1,
+    "num_kv_heads": 5,
     "head_dim": 128,
-    "dtype": "bfloat16",
-    "tensor_parallel_size": 2,
-    "tensor_parallel_rank": 1,
     "schema_version": 2,
 }
+CONVERTED: dict[str, Any] = {"block_size": 64, "dtype": "bfloat16"}
 
 
-def test_every_field_but_the_block_size_must_be_equal():
-    assert set(OTHER) == {f.name for f in dataclasses.fields(KVLayout)} - {"block_size"}
-    LAYOUT.require_same(dataclasses.replace(LAYOUT, block_size=64))
-    for name, value in OTHER.items():
-        with pytest.raises(LayoutMismatchError, match=f"differ in {name}.*start both") as caught:
-            LAYOUT.require_same(dataclasses.replace(LAYOUT, **{name: value}))
-        assert caught.value.param == name
+@pytest.mark.parametrize("name", OTHER)
+def test_a_field_that_cannot_be_converted_must_be_equal(name):
+    with pytest.raises(LayoutMismatchError, match=f"differ in {name}.*start both") as caught:
+        LAYOUT.require_convertible(dataclasses.replace(LAYOUT, **{name: OTHER[name]}))
+    assert caught.value.param == name
+
+
+def test_the_rest_may_differ():
+    assert OTHER.keys() | CONVERTED.keys() == {f.name for f in dataclasses.fields(KVLayout)}
+    LAYOUT.require_convertible(dataclasses.replace(LAYOUT, **CONVERTED))
+
+
+def test_a_dtype_that_nobody_here_knows_cannot_be_cast_to():
+    with pytest.raises(LayoutMismatchError, match="differ in dtype: 'float32' here, 'nvfp4' at the peer"):
+        LAYOUT.require_convertible(dataclasses.replace(LAYOUT, dtype="nvfp4"))
 
 
 def test_a_layout_survives_the_wire():
-    layout = KVLayout(**{**dataclasses.asdict(LAYOUT), **OTHER})
+    layout = KVLayout(**{**dataclasses.asdict(LAYOUT), **OTHER, **CONVERTED})
     assert KVLayout.from_proto(layout.to_proto()) == layout
 
 

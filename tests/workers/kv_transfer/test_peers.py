@@ -113,7 +113,9 @@ def test_another_layout_is_refused_by_the_asking_side_too(monkeypatch):
     async def script(stage: Stage) -> None:
         layout = stage.decode.layout
         # A peer that does not look.
-        monkeypatch.setattr(type(layout), "require_same", _unless_it_is(layout, type(layout).require_same))
+        monkeypatch.setattr(
+            type(layout), "require_convertible", _unless_it_is(layout, type(layout).require_convertible)
+        )
         stage.peers._layout = replace(layout, head_dim=64)
         with pytest.raises(LayoutMismatchError, match="head_dim"):
             await stage.peers.get(stage.grant())
@@ -121,8 +123,8 @@ def test_another_layout_is_refused_by_the_asking_side_too(monkeypatch):
     on_stage(script)
 
 
-def _unless_it_is(careless: KVLayout, require_same: Callable[[KVLayout, KVLayout], None]) -> Callable[..., None]:
-    return lambda mine, theirs: None if mine is careless else require_same(mine, theirs)
+def _unless_it_is(careless: KVLayout, require: Callable[[KVLayout, KVLayout], None]) -> Callable[..., None]:
+    return lambda mine, theirs: None if mine is careless else require(mine, theirs)
 
 
 def test_a_peer_that_does_not_answer_ends_the_wait_at_its_deadline():
