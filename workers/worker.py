@@ -10,6 +10,7 @@ from collections.abc import Callable
 import grpc.aio
 
 from protos import kv_transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
+from workers.allocator import keep_freed_memory
 from workers.config import WorkerConfig
 from workers.decode import Decode
 from workers.engine.engine import Engine
@@ -170,4 +171,5 @@ class Worker:
 def _load_model(config: WorkerConfig) -> Executor:
     from workers.engine.model_runner import ModelRunner  # Loads torch, which tests with a fake model do not need.
 
+    keep_freed_memory()
     return Executor(ModelRunner(config))

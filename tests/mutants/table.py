@@ -8,8 +8,9 @@ pressure. Snippets are short, so that changes beside them leave the table as it 
 from __future__ import annotations
 
 from tests.mutants.aborts import ABORTS
+from tests.mutants.frames import FRAMES
 from tests.mutants.meaning import MEANING
 from tests.mutants.pressure import PRESSURE
 from tests.mutants.wrong_output import WRONG_OUTPUT
 
-MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE)
+MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *FRAMES)
