@@ -8,12 +8,12 @@ CHECKSUM_TESTS = "tests/workers/kv_transfer/test_checksum.py"
 
 FRAMES = (
     Mutant(
-        "without a checksum of payloads a frame's header still has one",
+        "without a checksum of its payload a frame is still bound to its place",
         "B8",
         "workers/kv_transfer/frame.py",
         "    digest.update(_fields(frame))",
         "    pass",
-        (f"{CHECKSUM_TESTS}::test_without_a_checksum_of_payloads_every_byte_of_a_header_still_counts",),
+        (f"{CHECKSUM_TESTS}::test_without_a_checksum_of_payloads_a_frame_is_bound_to_its_place",),
     ),
     Mutant(
         "workers that disagree about checksums exchange no KV",

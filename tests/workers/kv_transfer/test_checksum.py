@@ -93,6 +93,20 @@ def test_without_a_checksum_of_payloads_every_byte_of_a_header_still_counts():
     on_stage(script, transfer=OFF)
 
 
+@pytest.mark.parametrize("elsewhere", [{"layer_start": 1, "layer_end": 2}, {"token_start": 4, "token_end": 8}])
+def test_without_a_checksum_of_payloads_a_frame_is_bound_to_its_place(elsewhere):
+    async def script(stage: Stage) -> None:
+        request, grant = stage.reserve(8)
+        frame = frame_of(request, grant, (0, 1), (0, 4))
+        data, moved = (encode(f, "r", checksum=False) for f in (frame, replace(frame, **elsewhere)))
+        checksum = slice(HEADER_BYTES - 8, HEADER_BYTES)
+        with pytest.raises(FrameError, match="checksum mismatch"):
+            await stage.decode.receive(moved[: checksum.start] + data[checksum] + moved[checksum.stop :])
+        stage.decode.abort("r")
+
+    on_stage(script, transfer=OFF)
+
+
 def test_without_a_checksum_of_payloads_foreign_and_late_frames_are_refused():
     async def script(stage: Stage) -> None:
         request, grant = stage.reserve(8)
