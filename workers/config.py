@@ -155,7 +155,7 @@ class TransferConfig(Strict):
         transport = info.data.get("transport")
         if not checksum and transport != "shm":
             raise ValueError(
-                f"KV leaves the host's memory by transport: {transport} (shm keeps it there), so this must be true"
+                f"KV leaves the host's memory by transport: {transport} (shm keeps it there): must be true"
             )
         return checksum
 

@@ -6,6 +6,7 @@ import random
 
 import torch
 
+from workers.allocator import keep_freed_memory
 from workers.config import Role, TransferConfig, WorkerConfig
 from workers.engine.executor import Buffer, Executor, SampledToken, StepResult
 from workers.engine.kv_pool import KVPool
@@ -39,6 +40,7 @@ class PoolRunner:
     eos_token_ids: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
+        keep_freed_memory()
         self._pool = KVPool(LAYOUT, NUM_BLOCKS, torch.device("cpu"))
         # Memory that was never written to is no memory yet.
         self._pool.tensor.fill_(1.0)

@@ -129,3 +129,14 @@ def test_what_this_host_cannot_read_is_not_accepted():
     segment.close()
     assert not transport.accepts(place)
     assert not transport.accepts(b"nonsense")
+
+
+def test_what_was_packed_and_never_sent_leaves_nothing_open():
+    sender = ShmTransport(SimNetwork().host()).sender("h:1")
+    gc.collect()
+    before = os.listdir("/proc/self/fd")
+    packed = sender.pack(outgoing(FIRST))
+    assert len(os.listdir("/proc/self/fd")) > len(before)
+    del packed
+    gc.collect()
+    assert os.listdir("/proc/self/fd") == before

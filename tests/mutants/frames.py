@@ -1,0 +1,61 @@
+"""KV on its way: what a frame must be before its payload touches a pool, and where in the pool it goes."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+CHECKSUM_TESTS = "tests/workers/kv_transfer/test_checksum.py"
+
+FRAMES = (
+    Mutant(
+        "without a checksum of its payload a frame is still bound to its place",
+        "B8",
+        "workers/kv_transfer/frame.py",
+        "    digest.update(_fields(frame))",
+        "    pass",
+        (f"{CHECKSUM_TESTS}::test_without_a_checksum_of_payloads_a_frame_is_bound_to_its_place",),
+    ),
+    Mutant(
+        "workers that disagree about checksums exchange no KV",
+        "B6",
+        "workers/services.py",
+        "        require_same_checksum(self._worker.config.transfer.checksum, request.checksum)",
+        "        pass",
+        (f"{CHECKSUM_TESTS}::test_workers_that_disagree_about_checksums_exchange_no_kv",),
+    ),
+    Mutant(
+        "KV that may leave the host's memory has a checksum",
+        "B8",
+        "workers/config.py",
+        'if not checksum and transport != "shm":',
+        "if False:",
+        ("tests/cluster/test_transfer_config.py::test_kv_that_may_leave_the_host_has_a_checksum",),
+    ),
+    Mutant(
+        "a frame that was refused does not count as received",
+        "B8",
+        "workers/decode.py",
+        "hand_off.received.remove(taken)",
+        "pass",
+        (f"{CHECKSUM_TESTS}::test_a_damaged_payload_is_refused_by_every_transport_and_the_true_one_arrives",),
+    ),
+    Mutant(
+        "KV is copied by the block only where the blocks are whole",
+        "B8",
+        "workers/engine/kv_pool.py",
+        "if np.array_equal(whole, index)",
+        "if len(whole) == len(index)",
+        (
+            "tests/workers/engine/test_kv_pool.py"
+            "::test_what_is_read_is_what_lies_at_each_position_and_writing_puts_it_just_there",
+        ),
+    ),
+    Mutant(
+        "what was packed and never sent leaves no file open",
+        "A10",
+        "workers/kv_transfer/shm.py",
+        "weakref.finalize(self, os.close, self._fd)",
+        "lambda: os.close(self._fd)",
+        ("tests/workers/kv_transfer/test_shm.py::test_what_was_packed_and_never_sent_leaves_nothing_open",),
+    ),
+)
