@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from tests.schedules.play import Outcome, play
-from tests.schedules.schedule import draw
+from tests.schedules.schedule import Ask, Kill, Schedule, Spoil, draw
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +54,17 @@ def test_10000_random_schedules_give_every_client_the_right_tokens_and_leak_noth
 def test_the_same_schedule_is_played_the_same_again():
     assert [draw(seed) for seed in range(5)] == [draw(seed) for seed in range(5)]
     assert [play_seed(seed) for seed in range(5)] == [play_seed(seed) for seed in range(5)]
+
+
+def test_a_request_that_nobody_is_left_to_answer_counts_as_one_that_ended_with_an_error():
+    for events in ((Kill(0.0, "p0"), Ask(at_s=0.1)), (Ask(max_tokens=25), Kill(0.1, "p0"), Kill(0.1, "d0"))):
+        outcome = play(Schedule(events))
+        assert (outcome.num_answered, len(outcome.errors), outcome.rate) == (0, 1, 0.0)
+        assert "UnavailableError: no prefill" in outcome.errors[0]
+
+
+def test_an_error_before_all_tries_are_spent_is_a_failure(monkeypatch):
+    """Here because nothing may be tried again."""
+    monkeypatch.setattr("router.router._RETRYABLE", ())
+    with pytest.raises(AssertionError, match="ended after 1 of 4 tries"):
+        play(Schedule((Ask(num_prompt_tokens=5), Spoil(how="flip", amount=0.9))))
