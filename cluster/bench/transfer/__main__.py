@@ -114,6 +114,7 @@ def main(tokens: int, rounds: int, model_rounds: int) -> None:
         values["prefill slower by"] = model["prefill_slower"]
         values["unhidden part of the time to token 2"] = model["unhidden_share"]
         click.echo(f"a prompt of 1,024 tokens: {model['arrival_to_token_2_s']:.2f} s from arrival to token 2")
+        click.echo(f"a hand-off costs prefill {100 * model['prefill_more_cpu_time']:.1f} % of its core's time")
     goals = {name: _judge(name, value) for name, value in values.items()}
     click.echo(json.dumps({"tokens": tokens, "rounds": rounds, "ways": figures, "model": model, "goals": goals}))
 

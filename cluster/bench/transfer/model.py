@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from cluster.bench.transfer.far_side import pin, until_closed
@@ -45,6 +46,21 @@ async def _start_worker(role: Role) -> Worker:
     return worker
 
 
+@dataclass(frozen=True)
+class Spent:
+    """Seconds by the clock, and of this process's core: what else the machine does is in the first only."""
+
+    wall_s: float
+    cpu_s: float
+
+    def __sub__(self, other: Spent) -> Spent:
+        return Spent(self.wall_s - other.wall_s, self.cpu_s - other.cpu_s)
+
+
+def now() -> Spent:
+    return Spent(time.perf_counter(), time.process_time())
+
+
 class Pair:
     """A prefill worker here, the decode worker there, and their router's part."""
 
@@ -53,26 +69,26 @@ class Pair:
         self._stub = worker_pb2_grpc.WorkerServiceStub(GrpcNetwork().connect(address))
         self._ends: dict[str, asyncio.Future[TokenOutput]] = {}
 
-    async def computed_s(self, num_prompts: int, num_tokens: int) -> float:
-        """Seconds until token 1 of so many prompts, computed for nobody."""
+    async def compute(self, num_prompts: int, num_tokens: int) -> Spent:
+        """Until token 1 of so many prompts, computed for nobody."""
         requests = [_prompt(num_tokens, _ONE_TOKEN) for _ in range(num_prompts)]
-        began = time.perf_counter()
+        began = now()
         for request in requests:
             self._prefill.submit(request)
         await asyncio.gather(*(self._end(request) for request in requests))
-        return time.perf_counter() - began
+        return now() - began
 
-    async def handed_over_s(self, num_prompts: int, num_tokens: int) -> float:
+    async def hand_over(self, num_prompts: int, num_tokens: int) -> Spent:
         """The same, while their KV is handed over."""
         requests = [_prompt(num_tokens, _TWO_TOKENS) for _ in range(num_prompts)]
         grants = [await reserve(self._stub, request) for request in requests]
-        began = time.perf_counter()
+        began = now()
         await asyncio.gather(*map(self._prefill.prefill, requests, grants))
-        seconds = time.perf_counter() - began
+        spent = now() - began
         for request in requests:
             await handed_over(request)
             await self._end(request)
-        return seconds
+        return spent
 
     async def unhidden_share(self, num_tokens: int) -> tuple[float, float]:
         """Seconds from arrival to token 2, and the part of them in which only the hand-off went on."""
@@ -120,16 +136,18 @@ async def open_pair(address: str) -> AsyncIterator[Pair]:
 async def measure_model(address: str, num_rounds: int) -> dict[str, float]:
     """Medians over rounds; a slowdown is that of a hand-off and a computation right after each other."""
     async with open_pair(address) as pair:
-        await pair.handed_over_s(1, 64)
-        slower, shares, seconds = [], [], []
+        await pair.hand_over(1, 64)
+        slower, dearer, shares, seconds = [], [], [], []
         for _ in range(num_rounds):
-            alone_s = await pair.computed_s(2, 512)
-            slower.append(await pair.handed_over_s(2, 512) / alone_s - 1)
+            alone, sending = await pair.compute(2, 512), await pair.hand_over(2, 512)
+            slower.append(sending.wall_s / alone.wall_s - 1)
+            dearer.append(sending.cpu_s / alone.cpu_s - 1)
             token_2_s, share = await pair.unhidden_share(1024)
             seconds.append(token_2_s)
             shares.append(share)
     return {
         "prefill_slower": statistics.median(slower),
+        "prefill_more_cpu_time": statistics.median(dearer),
         "arrival_to_token_2_s": statistics.median(seconds),
         "unhidden_share": statistics.median(shares),
     }
