@@ -137,11 +137,14 @@ class SimCluster:
     async def start(self) -> None:
         for name in self._roles:
             await self.launch(name)
+        await self.launch_router()
+
+    async def launch_router(self, router_id: str = "router-1") -> None:
         self.router_host = self.network.host()
         addresses = [worker.address for worker in self.workers.values()]
-        self.pool = WorkerPool(addresses, "router-1", self._router_config, self.router_host)
+        self.pool = WorkerPool(addresses, router_id, self._router_config, self.router_host)
         await self.pool.start()
-        self.router = Router(self.pool, self._router_config, "router-1")
+        self.router = Router(self.pool, self._router_config, router_id)
 
     async def launch(self, name: str, port: int = 0) -> Worker:
         self._num_started += 1
@@ -155,7 +158,7 @@ class SimCluster:
             **self._worker_settings,
         )
         self.workers[name] = worker
-        await worker.start()
+        await self.hosts[name].run(worker.start())
         return worker
 
     async def kill(self, name: str) -> None:

@@ -14,11 +14,14 @@ from workers.engine.executor import Buffer, SampledToken, StepResult
 from workers.engine.scheduler import ScheduledRequest, SchedulerOutput
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.slots import slots_of
-from workers.request import FinishReason, SamplingParams
+from workers.request import FinishReason, SamplingParams, TokenLogprobs
 
 NUM_LAYERS, HEAD_DIM = 3, 4
 VOCAB_SIZE = 97
 EOS = 0
+_PLACES = (np.arange(NUM_LAYERS * 2 * HEAD_DIM, dtype=np.uint64) * np.uint64(131)).reshape(
+    NUM_LAYERS, 2, 1, 1, HEAD_DIM
+)
 
 
 class HashRunner:
@@ -39,7 +42,7 @@ class HashRunner:
         self.steps.append([(r.request_id, r.start, len(r.token_ids)) for r in batch.requests])
         for source, target in batch.copies:
             self.pool[:, :, self._slots_of(target)] = self.pool[:, :, self._slots_of(source)]
-        return [StepResult(tuple(map(SampledToken, self._compute(request)))) for request in batch.requests]
+        return [StepResult(self._compute(request), prompt_logprobs_of(request)) for request in batch.requests]
 
     def read_kv(self, slots: Sequence[int], layer_start: int, layer_end: int) -> Buffer:
         return self.pool[layer_start:layer_end, :, slots].tobytes()
@@ -51,41 +54,62 @@ class HashRunner:
     def _slots_of(self, block: int) -> slice:
         return slice(block * self.layout.block_size, (block + 1) * self.layout.block_size)
 
-    def _compute(self, request: ScheduledRequest) -> list[int]:
+    def _compute(self, request: ScheduledRequest) -> tuple[SampledToken, ...]:
         end = request.start + len(request.token_ids)
         slots = slots_of(request.block_table, 0, end, self.layout.block_size)
         self.pool[:, :, slots[request.start :]] = kv_of(request.token_ids, request.start)
-        return [
-            next_token(self.pool[:, :, slots[: s.position]], s.params, s.position, s.choice) for s in request.samples
-        ]
+        return tuple(
+            sample(self.pool[:, :, slots[: s.position]], s.params, s.position, s.choice) for s in request.samples
+        )
 
 
 def kv_of(token_ids: Sequence[int], start: int = 0) -> np.ndarray:
     """[num_layers, 2, num_tokens, 1, head_dim]: a function of (token id, position, place in it)."""
     tokens = np.asarray(token_ids, np.uint64)
     positions = np.arange(start, start + len(tokens), dtype=np.uint64)
-    places = np.arange(NUM_LAYERS * 2 * HEAD_DIM, dtype=np.uint64).reshape(NUM_LAYERS, 2, 1, 1, HEAD_DIM)
-    words = (tokens * np.uint64(1_000_003) + positions * np.uint64(8_191))[:, None, None] + places * np.uint64(131)
+    words = (tokens * np.uint64(1_000_003) + positions * np.uint64(8_191))[:, None, None] + _PLACES
     words = (words + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     return np.asarray(words >> np.uint64(32), np.uint32)
 
 
-def next_token(kv: np.ndarray, params: SamplingParams, position: int, choice: int = 0) -> int:
+def sample(kv: np.ndarray, params: SamplingParams, position: int, choice: int = 0) -> SampledToken:
     """The token at `position`, after KV of [0, position); seed, choice and position count when it is drawn."""
     draw = b"" if params.greedy else struct.pack("<QII", (params.seed or 0) & (1 << 64) - 1, choice, position)
-    return xxhash.xxh3_64_intdigest(kv.tobytes() + draw) % VOCAB_SIZE
+    digest = xxhash.xxh3_64_intdigest(kv.tobytes() + draw)
+    token_id = digest % VOCAB_SIZE
+    return SampledToken(token_id, None if params.logprobs is None else _logprob(token_id, digest))
+
+
+def prompt_logprobs_of(request: ScheduledRequest) -> tuple[TokenLogprobs, ...]:
+    """Functions of token and position."""
+    if (scores := request.prompt_scores) is None:
+        return ()
+    return tuple(_logprob(token, request.start + 1 + i) for i, token in enumerate(scores.token_ids))
+
+
+def _logprob(token_id: int, number: int) -> TokenLogprobs:
+    return TokenLogprobs(token_id, -(number >> 3 & 0xFFFF) / 4096, 1 + (number & 7))
 
 
 def expected(prompt: Sequence[int], params: SamplingParams, choice: int = 0) -> tuple[list[int], FinishReason]:
     """The whole answer, recomputed from all tokens for each one."""
+    sampled, reason = expected_samples(prompt, params, choice)
+    return [token.token_id for token in sampled], reason
+
+
+def expected_samples(
+    prompt: Sequence[int], params: SamplingParams, choice: int = 0
+) -> tuple[list[SampledToken], FinishReason]:
+    """The same with logprobs, where they are asked for."""
     assert params.max_tokens is not None
-    tokens: list[int] = []
-    while len(tokens) < params.max_tokens:
-        so_far = [*prompt, *tokens]
-        tokens.append(next_token(kv_of(so_far), params, len(so_far), choice))
-        if tokens[-1] in params.stop_token_ids or (tokens[-1] == EOS and not params.ignore_eos):
-            return tokens, FinishReason.STOP
-    return tokens, FinishReason.LENGTH
+    sampled: list[SampledToken] = []
+    while len(sampled) < params.max_tokens:
+        so_far = [*prompt, *(token.token_id for token in sampled)]
+        sampled.append(sample(kv_of(so_far), params, len(so_far), choice))
+        last = sampled[-1].token_id
+        if last in params.stop_token_ids or (last == EOS and not params.ignore_eos):
+            return sampled, FinishReason.STOP
+    return sampled, FinishReason.LENGTH
 
 
 def expected_choices(prompt: Sequence[int], params: SamplingParams) -> dict[int, list[int]]:

@@ -8,13 +8,21 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
+from collections import deque
 from collections.abc import Coroutine, Mapping
+from contextvars import Context, ContextVar
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
+# Whose code runs: tasks inherit it. What has none, a network or a test, can't be frozen.
+PROCESS: ContextVar[object] = ContextVar("PROCESS", default=None)
+
 # Turns of the loop at one instant, after which somebody is taken to spin.
 _MAX_TURNS = 1_000_000
+
+
+_Held = tuple[Any, Any, Any]
 
 
 class VirtualTimeError(Exception):
@@ -24,12 +32,18 @@ class VirtualTimeError(Exception):
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """`random` is the seeded source of everything that the real world would decide: latencies, faults, arrivals."""
 
+    # asyncio's own: what runs next, and a heap of timers.
+    _ready: deque[Any]
+    _scheduled: list[Any]
+
     def __init__(self, seed: int = 0, limit_s: float = 3600.0) -> None:
         self.random = random.Random(seed)
         self.failures: list[str] = []
         self._time_s = 0.0
         self._num_turns = 0
         self._limit_s = limit_s
+        # Of each frozen process, what it would have run by now, in order.
+        self._frozen: dict[object, list[_Held]] = {}
         super().__init__(_VirtualSelector(self))
         self.set_exception_handler(_note_failure)
 
@@ -49,6 +63,49 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """As much time again, to clean up in."""
         self._limit_s += self._time_s
         self._num_turns = 0
+
+    def freeze(self, process: object) -> None:
+        """As SIGSTOP: from now on nothing of `process` runs, and its timers do not go off, until `thaw`."""
+        self._frozen[process] = []
+        for handle in (*self._ready, *self._scheduled):
+            self._hold(handle)
+
+    def thaw(self, process: object) -> None:
+        """As SIGCONT: all that was due in the meantime runs now. One that is not frozen is no error."""
+        for handle, callback, args in self._frozen.pop(process, ()):
+            if not handle._cancelled:
+                handle._callback, handle._args = callback, args
+                self._ready.append(handle)
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = super().call_soon(callback, *args, context=context)
+        if self._frozen:
+            self._hold(handle)
+        return handle
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = super().call_at(when, callback, *args, context=context)
+        if self._frozen:
+            self._hold(handle)
+        return handle
+
+    def _hold(self, handle: Any) -> None:
+        """Let it be kept, rather than run, should its process still be frozen when it is due."""
+        process = handle._context.get(PROCESS)
+        if process in self._frozen and not handle._cancelled:
+            held = (handle, handle._callback, handle._args)
+            handle._callback, handle._args = self._keep, (process, held)
+
+    def _keep(self, process: object, held: _Held) -> None:
+        if process in self._frozen:
+            self._frozen[process].append(held)
+        else:
+            _, callback, args = held
+            callback(*args)
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> NoReturn:  # type: ignore[override]
         raise VirtualTimeError("a thread was asked for: threads live on the real clock")

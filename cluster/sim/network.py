@@ -7,18 +7,21 @@ tests/sim/test_network.py holds it against grpc.aio.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import grpc
 import grpc.aio
 
+from cluster.sim.loop import PROCESS, virtual_loop
 from cluster.sim.rpc import ClientCall, ServerCall, Status, StreamCall, UnaryCall
 from workers.errors import ConfigError
 
 C = TypeVar("C", bound=ClientCall)
+T = TypeVar("T")
 # Seconds a message of so many bytes takes.
 Latency = Callable[[random.Random, int], float]
 # What becomes of a message: its copies, each with the seconds that it is late. None: it is lost.
@@ -40,6 +43,11 @@ def duplicate(data: bytes) -> Sequence[tuple[float, bytes]]:
 
 def delay(seconds: float) -> Fault:
     return lambda data: ((seconds, data),)
+
+
+def truncate(num_bytes: int) -> Fault:
+    """Let only so many bytes of it arrive."""
+    return lambda data: ((0.0, data[:num_bytes]),)
 
 
 def corrupt(at: int, mask: int = 1) -> Fault:
@@ -82,6 +90,8 @@ class SimNetwork:
     def __init__(self, seed: int = 0, latency: Latency = fast_lan) -> None:
         self.listening: dict[str, SimServer] = {}
         self.hooks: list[Hook] = []
+        # A message under way is nobody's: its sender may be paused.
+        self.context = contextvars.copy_context()
         self._rng = random.Random(seed)
         self._latency = latency
         self._next_port = 1024
@@ -121,11 +131,14 @@ class SimNetwork:
 
 
 class Host:
-    """One process on the network: implements workers.rpc.Network, and can die."""
+    """One process on the network: implements workers.rpc.Network, and can die or stand still."""
 
     def __init__(self, network: SimNetwork) -> None:
         self.network = network
         self.alive = True
+        # What runs in it can be paused.
+        self.context = contextvars.copy_context()
+        self.context.run(PROCESS.set, self)
         # Dicts for sets, here and below: in order, so that equal seeds give equal runs.
         self.calls: dict[ClientCall, None] = {}
         self.servers: list[SimServer] = []
@@ -144,6 +157,17 @@ class Host:
         server.listen(address)
         return address
 
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Let it, and all tasks that it begins, be this process's."""
+        return await asyncio.get_running_loop().create_task(work, context=self.context)
+
+    def pause(self) -> None:
+        """As kill -STOP: it neither answers nor dies, and its clock's alarms wait, until `resume`."""
+        virtual_loop().freeze(self)
+
+    def resume(self) -> None:
+        virtual_loop().thaw(self)
+
     def kill(self) -> None:
         """What it served breaks, what it asked for is cancelled at the other side, and nothing gets in or out again."""
         self.alive = False
@@ -151,6 +175,7 @@ class Host:
             server.break_calls(Status(grpc.StatusCode.UNAVAILABLE, "the connection was lost"))
         for call in list(self.calls):
             call.abandon(Status(grpc.StatusCode.UNAVAILABLE, "this host is dead"))
+        self.resume()
 
 
 class SimServer:

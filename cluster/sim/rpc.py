@@ -57,7 +57,7 @@ class Pipe:
         self._latest_s = max(self._latest_s, loop.time() + late_s)
         # Timers of one instant go off in any order: each delivers whatever is oldest.
         self._under_way.append(functools.partial(arrive, *args))
-        loop.call_at(self._latest_s, lambda: self._under_way.popleft()())
+        loop.call_at(self._latest_s, lambda: self._under_way.popleft()(), context=self._network.context)
 
 
 class ClientCall:
@@ -136,7 +136,7 @@ class ClientCall:
         server = network.listening.get(self.channel.address)
         if server is None:
             refused = Status(grpc.StatusCode.UNAVAILABLE, f"{self.channel.address}: connection refused")
-            asyncio.get_running_loop().call_later(network.latency(), self.end, refused)
+            asyncio.get_running_loop().call_later(network.latency(), self.end, refused, context=network.context)
         else:
             self._served.append(ServerCall(server, self, data))
 
@@ -190,7 +190,9 @@ class ServerCall:
         self._to_client = Pipe(client.channel, client.method, answers=True)
         self._aborted: Status | None = None
         server.calls[self] = None
-        self.task = asyncio.get_running_loop().create_task(self._answer(data), name=f"serve {client.method}")
+        self.task = asyncio.get_running_loop().create_task(
+            self._answer(data), name=f"serve {client.method}", context=server.host.context
+        )
         self.task.add_done_callback(lambda _: server.calls.pop(self, None))
 
     def cancel(self) -> None:

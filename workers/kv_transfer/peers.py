@@ -1,27 +1,31 @@
-"""The decode workers that a prefill worker sends to, each known by its incarnation."""
+"""The workers that this one sends KV to, each known by its incarnation."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import grpc.aio
 
 from protos import kv_transfer_pb2 as pb
 from protos import kv_transfer_pb2_grpc as pb_grpc
 from workers.config import TransferConfig
-from workers.errors import StaleGrantError
+from workers.errors import StaleGrantError, UnavailableError
 from workers.kv_transfer.base import Grant, Transport
+from workers.kv_transfer.frame import Frame
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.transports import Transports
+from workers.request import Request
 from workers.rpc import Network, call
+from workers.wire import request_to_pb
 
 logger = logging.getLogger(__name__)
 
 
 class Peer:
-    """One incarnation of a decode worker: a small channel for words, a sender for frames, a window of credits."""
+    """One incarnation of a worker: a small channel for words, a sender for frames, a window of credits."""
 
     def __init__(
         self,
@@ -33,26 +37,41 @@ class Peer:
     ) -> None:
         self.incarnation = answer.incarnation
         self.transport = transport.name
-        self.sender = transport.sender(address)
+        self._sender = transport.sender(address)
         self.window = asyncio.Semaphore(answer.credits)
         self._channel = channel
         self._stub = pb_grpc.KVTransferServiceStub(channel)
         self._timeout_s = timeout_s
 
+    async def send(self, frame: Frame, request_id: str) -> None:
+        """As KVSender.send, whose errors it raises."""
+        with _unless_closed():
+            await self._sender.send(frame, request_id, self._timeout_s)
+
     async def commit(self, message: pb.CommitRequest) -> None:
-        await call(self._stub.Commit(message, timeout=self._timeout_s))
+        with _unless_closed():
+            await call(self._stub.Commit(message, timeout=self._timeout_s))
 
     async def release(self, grant_id: int, reason: str) -> None:
         message = pb.ReleaseRequest(grant_id=grant_id, incarnation=self.incarnation, reason=reason)
-        await call(self._stub.Release(message, timeout=self._timeout_s))
+        with _unless_closed():
+            await call(self._stub.Release(message, timeout=self._timeout_s))
+
+    async def reserve_replica(self, request: Request) -> Grant:
+        """Ask for room for a copy. Of any incarnation: the grant tells which. Raises OverloadedError."""
+        message = pb.ReserveReplicaRequest(request=request_to_pb(request))
+        with _unless_closed():
+            answer = await call(self._stub.ReserveReplica(message, timeout=self._timeout_s))
+        return Grant.from_proto(answer.grant)
 
     async def renew(self, grant_ids: Iterable[int], timeout_s: float) -> list[int]:
         """The grants among `grant_ids` that are no more."""
         message = pb.RenewRequest(incarnation=self.incarnation, grant_ids=grant_ids)
-        return list((await call(self._stub.Renew(message, timeout=timeout_s))).lost_grant_ids)
+        with _unless_closed():
+            return list((await call(self._stub.Renew(message, timeout=timeout_s))).lost_grant_ids)
 
     async def close(self) -> None:
-        await self.sender.close()
+        await self._sender.close()
         await self._channel.close()
 
 
@@ -77,7 +96,7 @@ class Peers:
     async def get(self, grant: Grant) -> Peer:
         """The peer that gave `grant`. Raises StaleGrantError when another incarnation is there, LayoutMismatchError,
         UnavailableError or DeadlineError."""
-        async with self._connecting.setdefault(grant.address, asyncio.Lock()):
+        async with self._lock(grant.address):
             peer = self._peers.get(grant.address)
             if peer is None or peer.incarnation != grant.incarnation:
                 found = await self._connect(grant.address)
@@ -90,9 +109,19 @@ class Peers:
             raise StaleGrantError(f"the worker at {grant.address} is not the one that gave grant {grant.grant_id}")
         return peer
 
+    async def at(self, address: str) -> Peer:
+        """The peer that was last known at `address`. Raises LayoutMismatchError, UnavailableError or DeadlineError."""
+        async with self._lock(address):
+            if address not in self._peers:
+                self._peers[address] = await self._connect(address)
+            return self._peers[address]
+
     async def close(self) -> None:
         for address in list(self._peers):
             await self._drop(address)
+
+    def _lock(self, address: str) -> asyncio.Lock:
+        return self._connecting.setdefault(address, asyncio.Lock())
 
     async def _connect(self, address: str) -> Peer:
         channel = self._network.connect(address)
@@ -113,3 +142,12 @@ class Peers:
     async def _drop(self, address: str) -> None:
         if peer := self._peers.pop(address, None):
             await peer.close()
+
+
+@contextmanager
+def _unless_closed() -> Iterator[None]:
+    """For who still has to do with a peer that was dropped."""
+    try:
+        yield
+    except grpc.aio.UsageError:
+        raise UnavailableError("the connection is closed: another incarnation is there now") from None

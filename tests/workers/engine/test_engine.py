@@ -21,7 +21,7 @@ from tests.factories import (
     runner_of,
     tokens_of,
 )
-from tests.fake_model import EOS, expected, expected_tokens, kv_of, next_token
+from tests.fake_model import EOS, expected, expected_tokens, kv_of, sample
 from workers.engine.engine import Engine
 from workers.errors import OverloadedError
 from workers.request import FinishReason, Request, RequestStatus
@@ -42,16 +42,16 @@ def answers(engine: Engine, *requests: Request) -> dict[str, list[int]]:
 
 def test_the_fake_model_is_sensitive_to_every_kv_byte():
     kv = kv_of(prompt_of(9))
-    answer = next_token(kv, GREEDY, 9)
+    answer = sample(kv, GREEDY, 9)
     view = kv.view("u1").reshape(-1)
     changed = 0
     for at in range(view.size):
         view[at] ^= 1
-        changed += next_token(kv, GREEDY, 9) != answer
+        changed += sample(kv, GREEDY, 9) != answer
         view[at] ^= 1
     # A hash into 97 tokens meets the same one by chance now and then.
     assert changed > 0.95 * view.size
-    assert next_token(kv[:, :, ::-1], GREEDY, 9) != answer
+    assert sample(kv[:, :, ::-1], GREEDY, 9) != answer
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
