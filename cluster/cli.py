@@ -1,4 +1,4 @@
-"""The command `kvferry`: up, status, generate, down. Exit codes: 0 done, 1 failed, 2 wrong usage or config.
+"""The command `kvferry`: up, status, verify, generate, down. Exit codes: 0 done, 1 failed, 2 wrong usage or config.
 
 Errors are one line on stderr. Each command loads what it needs only when it runs, so that --help is quick.
 """
@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,7 +36,8 @@ def cli() -> None:
 @cli.command()
 @click.argument("config", required=False, type=click.Path())
 @click.option("--detach", is_flag=True, help="Return when the cluster is ready; `kvferry down` stops it.")
-def up(config: str | None, detach: bool) -> None:
+@click.option("--allow-faults", is_flag=True, help="Inject the config's faults, to test what survives them.")
+def up(config: str | None, detach: bool, allow_faults: bool) -> None:
     """Start a cluster and wait until it is ready.
 
     CONFIG is a YAML file; without one: SmolLM2-135M-Instruct on the CPU, one prefill and one decode worker.
@@ -44,7 +45,7 @@ def up(config: str | None, detach: bool) -> None:
     from cluster import up as process
     from cluster.config import load_config
 
-    settings = load_config(config)
+    settings = load_config(config, allow_faults)
     if detach:
         state = process.detach(settings, config)
         click.echo(process.ready_line(settings.name, state.http_endpoint, state.grpc_endpoint))
@@ -82,6 +83,29 @@ def status(name: str, target: str | None, as_json: bool) -> None:
     console = Console()
     console.print(render.status_title(answer), highlight=False, soft_wrap=True)
     console.print(render.status_table(answer))
+
+
+@cli.command()
+@_name
+@click.option("--target", "targets", metavar="HOST:PORT", multiple=True, help="Of every router of the cluster.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def verify(name: str, targets: tuple[str, ...], as_json: bool) -> int:
+    """Account for every KV block and every request of a running cluster; exit code 1 when something leaks."""
+    from cluster import render
+    from cluster.client import Client
+    from cluster.verify import verify
+
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Client(target)) for target in targets or (_running_target(name),)]
+        report = verify(lambda: [client.audit() for client in clients], lambda line: click.echo(line, err=True))
+    if as_json:
+        click.echo(json.dumps(render.audit_object(report), indent=2))
+    else:
+        from rich.console import Console
+
+        Console().print(render.audit_table(report))
+        click.echo(render.audit_verdict(report))
+    return 0 if report.clean else 1
 
 
 @cli.command()

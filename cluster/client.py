@@ -101,6 +101,13 @@ class Client:
         self._router.heard = True
         return answer
 
+    def audit(self, timeout_s: float = _STATUS_TIMEOUT_S) -> pb.AuditRouterResponse:
+        """Who owns which block, and which requests the router waits for (cluster/verify.py)."""
+        try:
+            return self._stub.AuditRouter(pb.AuditRouterRequest(), timeout=timeout_s)
+        except grpc.RpcError as exc:
+            raise self._router.error(exc) from None
+
     def close(self) -> None:
         self._channel.close()
 

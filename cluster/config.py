@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
 import re
@@ -12,12 +11,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from cluster.config_errors import complaint, first_problem, kind, refuse_unknown_keys, yaml_problem
 from router.config import RouterConfig
-from workers.config import Device, EngineConfig, Role, Strict, TransferConfig, WorkerConfig
+from workers.config import Device, EngineConfig, Fault, Role, Strict, TransferConfig, WorkerConfig
 from workers.errors import ConfigError
 
 _ROLES: tuple[Role, ...] = get_args(Role)
@@ -51,6 +49,8 @@ class ClusterConfig(EngineConfig):
     prefill: RoleConfig = RoleConfig(replicas=1)
     decode: RoleConfig = RoleConfig(replicas=1)
     colocated: RoleConfig = RoleConfig()
+    # Injected, to test what is built on a cluster: `kvferry up --allow-faults`.
+    faults: tuple[Fault, ...] = ()
 
     @field_validator("name")
     @classmethod
@@ -84,6 +84,16 @@ class ClusterConfig(EngineConfig):
         return self
 
     @model_validator(mode="after")
+    def _a_copy_needs_another_worker(self) -> ClusterConfig:
+        num_workers = sum(self.role(role).replicas for role in _ROLES)
+        if self.transfer.resume == "replicate" and num_workers == 1:
+            raise ValueError(
+                "transfer.resume: replicate needs another worker to keep copies; set colocated.replicas to at least 2, "
+                "or transfer.resume: recompute"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _two_servers_need_two_ports(self) -> ClusterConfig:
         if self.router.http_port == self.router.grpc_port != 0:
             raise ValueError(f"router.http_port and router.grpc_port are both {self.router.http_port}: choose two")
@@ -95,13 +105,24 @@ class ClusterConfig(EngineConfig):
             try:
                 WorkerConfig(**self._settings(role))
             except ValidationError as exc:
-                raise ValueError(f"{role}: {_complaint(exc.errors(include_url=False)[0])}") from None
+                raise ValueError(f"{role}: {complaint(exc.errors(include_url=False)[0])}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _faults_happen_to_somebody(self) -> ClusterConfig:
+        for fault in self.faults:
+            if fault.worker and fault.worker not in (names := self.worker_roles()):
+                raise ValueError(f"faults: there is no worker {fault.worker!r}; there are {', '.join(names)}")
         return self
 
     def _settings(self, role: Role) -> dict[str, Any]:
         """What every worker of a role has."""
         shared = self.model_dump(include=set(EngineConfig.model_fields))
-        return {**shared, **self.role(role).overrides(), "role": role, "transfer": self.transfer}
+        return {**shared, **self.role(role).overrides(), "role": role, "transfer": self.transfer, "faults": self.faults}
+
+    def worker_roles(self) -> dict[str, Role]:
+        """Every worker's name."""
+        return {f"{role}-{i}": role for role in _ROLES for i in range(self.role(role).replicas)}
 
     def at_ports(self, http: str, grpc: str) -> ClusterConfig:
         """With the ports of these endpoints, so that another router can take the place of the one there."""
@@ -113,8 +134,19 @@ class ClusterConfig(EngineConfig):
         return config
 
 
-def load_config(path: str | Path | None) -> ClusterConfig:
+def load_config(path: str | Path | None, allow_faults: bool = False) -> ClusterConfig:
     """The config in a YAML file; None: the packaged local.yaml. Raises ConfigError: file, key, what is wrong, mend."""
+    config = _load(path)
+    if config.faults and not allow_faults:
+        raise ConfigError(
+            f"{path}: faults: they damage frames and kill workers, for tests; start with `kvferry up --allow-faults`, "
+            "or take them out",
+            param="faults",
+        )
+    return config
+
+
+def _load(path: str | Path | None) -> ClusterConfig:
     if path is None:
         text = resources.files("cluster").joinpath("configs/local.yaml").read_text(encoding="utf-8")
         return parse_config(text, "local.yaml")
@@ -129,19 +161,17 @@ def load_config(path: str | Path | None) -> ClusterConfig:
 
 def parse_config(text: str, source: str) -> ClusterConfig:
     data = _mapping(text, source)
-    _refuse_unknown_keys(data, ClusterConfig, source, ())
+    refuse_unknown_keys(data, ClusterConfig, source, ClusterConfig)
     try:
         return ClusterConfig.model_validate(data)
     except ValidationError as exc:
-        raise _first_problem(exc, source) from None
+        raise first_problem(exc, source, ClusterConfig) from None
 
 
 def worker_configs(cluster: ClusterConfig, cores: Sequence[int] | None = None) -> list[WorkerConfig]:
     """One config a worker, prefill first, with this machine's cores dealt out among those that ask for `auto`."""
     drafts = [
-        WorkerConfig(**{**cluster._settings(role), "name": f"{role}-{i}"})
-        for role in _ROLES
-        for i in range(cluster.role(role).replicas)
+        WorkerConfig(**{**cluster._settings(role), "name": name}) for name, role in cluster.worker_roles().items()
     ]
     cores = sorted(os.sched_getaffinity(0)) if cores is None else cores
     if cluster.address is None:
@@ -178,97 +208,9 @@ def _mapping(text: str, source: str) -> dict[str, Any]:
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as exc:
-        raise ConfigError(f"{source}: not valid YAML: {_yaml_problem(exc)}") from None
+        raise ConfigError(f"{source}: not valid YAML: {yaml_problem(exc)}") from None
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise ConfigError(f"{source}: must be keys with values (`name: kvferry`), not {_kind(data)}")
+        raise ConfigError(f"{source}: must be keys with values (`name: kvferry`), not {kind(data)}")
     return data
-
-
-def _refuse_unknown_keys(data: dict[str, Any], model: type[BaseModel], source: str, place: tuple[str, ...]) -> None:
-    for key, value in data.items():
-        if key not in model.model_fields:
-            dotted = ".".join((*place, str(key)))
-            raise ConfigError(f"{source}: {dotted}: unknown key; {_nearest(str(key), model, place)}", param=dotted)
-        inner = _group(model.model_fields[key])
-        if inner and isinstance(value, dict):
-            _refuse_unknown_keys(value, inner, source, (*place, key))
-
-
-def _nearest(key: str, model: type[BaseModel], place: tuple[str, ...]) -> str:
-    """The nearest key of the same group, else the nearest of any group."""
-    here = difflib.get_close_matches(key, model.model_fields, n=1, cutoff=0.7)
-    if here:
-        return f"did you mean {'.'.join((*place, here[0]))}?"
-    known = _dotted_keys(ClusterConfig, ())
-    last_parts = {dotted.rsplit(".", 1)[-1]: dotted for dotted in reversed(known)}
-    # Within a group, what is meant lies farther only if it is very like.
-    anywhere = difflib.get_close_matches(key, last_parts, n=1, cutoff=0.75 if place else 0.5)
-    if anywhere:
-        return f"did you mean {last_parts[anywhere[0]]}?"
-    return f"known keys here: {', '.join(model.model_fields)}"
-
-
-def _group(field: FieldInfo) -> type[BaseModel] | None:
-    """The keys below a key, also where null may stand for all of them."""
-    kinds = get_args(field.annotation) or (field.annotation,)
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-
-
-def _dotted_keys(model: type[BaseModel], place: tuple[str, ...]) -> list[str]:
-    keys = []
-    for name, field in model.model_fields.items():
-        keys.append(".".join((*place, name)))
-        if inner := _group(field):
-            keys += _dotted_keys(inner, (*place, name))
-    return keys
-
-
-def _yaml_problem(exc: yaml.YAMLError) -> str:
-    if isinstance(exc, yaml.MarkedYAMLError) and exc.problem_mark:
-        return f"line {exc.problem_mark.line + 1}, column {exc.problem_mark.column + 1}: {exc.problem}"
-    return " ".join(str(exc).split())
-
-
-def _first_problem(exc: ValidationError, source: str) -> ConfigError:
-    """One line of pydantic's first error; the branches of a union are not part of a key's place."""
-    errors = exc.errors(include_url=False)
-    error = max((e for e in errors if e["loc"][:1] == errors[0]["loc"][:1]), key=lambda e: len(e["loc"]))
-    known = {part for dotted in _dotted_keys(ClusterConfig, ()) for part in dotted.split(".")}
-    dotted = ".".join(str(part) for part in error["loc"] if isinstance(part, int) or part in known)
-    got = f", not {_shown(error['input'])}" if dotted else ""
-    return ConfigError(": ".join(filter(None, (source, dotted, _complaint(error) + got))), param=dotted or None)
-
-
-# What pydantic calls an error, and what a reader of the file wants to hear.
-_COMPLAINTS = {
-    "bool_parsing": "must be true or false",
-    "bool_type": "must be true or false",
-    "float_parsing": "must be a number",
-    "float_type": "must be a number",
-    "greater_than": "must be more than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "int_from_float": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_type": "must be a whole number",
-    "less_than_equal": "must be at most {le}",
-    "literal_error": "must be {expected}",
-    "model_type": "must be keys with values, as in `{{replicas: 1}}`",
-    "string_type": "must be text",
-    "tuple_type": "must be a list",
-}
-
-
-def _complaint(error: ErrorDetails) -> str:
-    known = _COMPLAINTS.get(error["type"])
-    return known.format(**error.get("ctx", {})) if known else error["msg"].removeprefix("Value error, ")
-
-
-def _shown(value: Any) -> str:
-    return _kind(value) if isinstance(value, (dict, list, tuple)) else repr(value)
-
-
-def _kind(value: Any) -> str:
-    names: dict[type, str] = {dict: "a mapping", list: "a list", str: "text"}
-    return names.get(type(value), type(value).__name__)

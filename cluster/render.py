@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
 from cluster.client import Completion
+from cluster.verify import Report
 from protos import router_pb2, worker_pb2
 
 _BLOCKS = ("blocks_total", "blocks_free", "blocks_cached", "blocks_reserved", "blocks_in_use", "blocks_quarantined")
@@ -86,6 +88,44 @@ def status_table(status: router_pb2.GetStatusResponse) -> Table:
         )
         table.add_row(stats.name or worker.address, _STATES.get(worker.state, "unknown"), *map(str, cells))
     return table
+
+
+def audit_object(report: Report) -> dict[str, Any]:
+    """`kvferry verify --json`."""
+    return {
+        "clean": report.clean,
+        "findings": [asdict(finding) for finding in report.findings],
+        "routers": [{"incarnation": audit.incarnation, "num_attempts": len(audit.attempts)} for audit in report.audits],
+        "workers": [_audited_object(worker) for worker in report.workers()],
+    }
+
+
+def _audited_object(audit: worker_pb2.AuditWorkerResponse) -> dict[str, Any]:
+    return {
+        "name": audit.name,
+        "incarnation": audit.incarnation,
+        "blocks_total": audit.blocks_total,
+        "blocks_free": len(audit.free_block_ids),
+        "blocks_cached": len(audit.cached_block_ids),
+        "blocks_owned": len({block for owner in audit.owners for block in owner.block_ids}),
+        "num_owners": len(audit.owners),
+    }
+
+
+def audit_table(report: Report) -> Table:
+    table = _table("worker", "blocks", "free", "cached", "owned", "by requests")
+    for audit in report.workers():
+        one = _audited_object(audit)
+        keys = ("blocks_total", "blocks_free", "blocks_cached", "blocks_owned", "num_owners")
+        table.add_row(audit.name, *(str(one[key]) for key in keys))
+    return table
+
+
+def audit_verdict(report: Report) -> str:
+    if not report.clean:
+        return "\n".join((f"{len(report.findings)} things do not add up:", *map(str, report.findings)))
+    num_requests = sum(len(audit.attempts) for audit in report.audits)
+    return f"clean: every block has one owner or none, and every owner is one of {num_requests} requests under way"
 
 
 def timeline_table(completions: Mapping[str, Completion]) -> Table:

@@ -100,6 +100,8 @@ def serve(config: ClusterConfig, say: Say) -> None:
     """Up until Ctrl-C, SIGTERM or `kvferry down`."""
     began_s = time.monotonic()
     with running(config, say) as (cluster, endpoints):
+        if config.faults:
+            say(f"{len(config.faults)} faults are injected: {', '.join(fault.fault for fault in config.faults)}")
         say(f"{ready_line(config.name, endpoints.http, endpoints.grpc)} (after {time.monotonic() - began_s:.1f} s)")
         cluster.wait(say)
         say("stopping")
@@ -112,7 +114,8 @@ def detach(config: ClusterConfig, path: str | None) -> State:
     folder.refuse_second()  # Before its log is begun anew.
     folder.logs.mkdir(parents=True, exist_ok=True)
     log = folder.logs / "up.log"
-    command = [sys.executable, "-m", "cluster.cli", "up", *([path] if path else [])]
+    flags = ["--allow-faults"] if config.faults else []
+    command = [sys.executable, "-m", "cluster.cli", "up", *flags, *([path] if path else [])]
     with log.open("wb") as output:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

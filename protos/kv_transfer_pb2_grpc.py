@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class KVTransferServiceStub:
-    """What a prefill worker asks of a decode worker. Frames themselves go as raw bytes to the method Put of this
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
     service, outside protobuf (workers/kv_transfer/frame.py).
     """
 
@@ -56,10 +56,15 @@ class KVTransferServiceStub:
                 request_serializer=protos_dot_kv__transfer__pb2.RenewRequest.SerializeToString,
                 response_deserializer=protos_dot_kv__transfer__pb2.RenewResponse.FromString,
                 _registered_method=True)
+        self.ReserveReplica = channel.unary_unary(
+                '/kvferry.v1.KVTransferService/ReserveReplica',
+                request_serializer=protos_dot_kv__transfer__pb2.ReserveReplicaRequest.SerializeToString,
+                response_deserializer=protos_dot_kv__transfer__pb2.ReserveReplicaResponse.FromString,
+                _registered_method=True)
 
 
 class KVTransferServiceServicer:
-    """What a prefill worker asks of a decode worker. Frames themselves go as raw bytes to the method Put of this
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
     service, outside protobuf (workers/kv_transfer/frame.py).
     """
 
@@ -88,6 +93,14 @@ class KVTransferServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReserveReplica(self, request, context):
+        """Take room for a copy of KV that this worker knows as a prefix once it is committed, without tokens.
+        RESOURCE_EXHAUSTED: no room now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KVTransferServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +124,11 @@ def add_KVTransferServiceServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_kv__transfer__pb2.RenewRequest.FromString,
                     response_serializer=protos_dot_kv__transfer__pb2.RenewResponse.SerializeToString,
             ),
+            'ReserveReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReserveReplica,
+                    request_deserializer=protos_dot_kv__transfer__pb2.ReserveReplicaRequest.FromString,
+                    response_serializer=protos_dot_kv__transfer__pb2.ReserveReplicaResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'kvferry.v1.KVTransferService', rpc_method_handlers)
@@ -120,7 +138,7 @@ def add_KVTransferServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KVTransferService:
-    """What a prefill worker asks of a decode worker. Frames themselves go as raw bytes to the method Put of this
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
     service, outside protobuf (workers/kv_transfer/frame.py).
     """
 
@@ -222,6 +240,33 @@ class KVTransferService:
             '/kvferry.v1.KVTransferService/Renew',
             protos_dot_kv__transfer__pb2.RenewRequest.SerializeToString,
             protos_dot_kv__transfer__pb2.RenewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReserveReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.v1.KVTransferService/ReserveReplica',
+            protos_dot_kv__transfer__pb2.ReserveReplicaRequest.SerializeToString,
+            protos_dot_kv__transfer__pb2.ReserveReplicaResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class KVTransferServiceStub:
-    """What a prefill worker asks of a decode worker. Frames themselves go as raw bytes to the method Put of this
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
     service, outside protobuf (workers/kv_transfer/frame.py).
     """
 
@@ -40,10 +40,14 @@ class KVTransferServiceStub:
     Commit: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.CommitRequest, _kv_transfer_pb2.CommitResponse]
     Release: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.ReleaseRequest, _kv_transfer_pb2.ReleaseResponse]
     Renew: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.RenewRequest, _kv_transfer_pb2.RenewResponse]
+    ReserveReplica: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.ReserveReplicaRequest, _kv_transfer_pb2.ReserveReplicaResponse]
+    """Take room for a copy of KV that this worker knows as a prefix once it is committed, without tokens.
+    RESOURCE_EXHAUSTED: no room now.
+    """
 
 @_typing.type_check_only
 class KVTransferServiceAsyncStub(KVTransferServiceStub):
-    """What a prefill worker asks of a decode worker. Frames themselves go as raw bytes to the method Put of this
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
     service, outside protobuf (workers/kv_transfer/frame.py).
     """
 
@@ -53,9 +57,13 @@ class KVTransferServiceAsyncStub(KVTransferServiceStub):
     Commit: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.CommitRequest, _kv_transfer_pb2.CommitResponse]  # type: ignore[assignment]
     Release: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.ReleaseRequest, _kv_transfer_pb2.ReleaseResponse]  # type: ignore[assignment]
     Renew: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.RenewRequest, _kv_transfer_pb2.RenewResponse]  # type: ignore[assignment]
+    ReserveReplica: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.ReserveReplicaRequest, _kv_transfer_pb2.ReserveReplicaResponse]  # type: ignore[assignment]
+    """Take room for a copy of KV that this worker knows as a prefix once it is committed, without tokens.
+    RESOURCE_EXHAUSTED: no room now.
+    """
 
 class KVTransferServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What a prefill worker asks of a decode worker. Frames themselves go as raw bytes to the method Put of this
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
     service, outside protobuf (workers/kv_transfer/frame.py).
     """
 
@@ -87,5 +95,15 @@ class KVTransferServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _kv_transfer_pb2.RenewRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kv_transfer_pb2.RenewResponse, _abc.Awaitable[_kv_transfer_pb2.RenewResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ReserveReplica(
+        self,
+        request: _kv_transfer_pb2.ReserveReplicaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kv_transfer_pb2.ReserveReplicaResponse, _abc.Awaitable[_kv_transfer_pb2.ReserveReplicaResponse]]:
+        """Take room for a copy of KV that this worker knows as a prefix once it is committed, without tokens.
+        RESOURCE_EXHAUSTED: no room now.
+        """
 
 def add_KVTransferServiceServicer_to_server(servicer: KVTransferServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -188,16 +188,26 @@ class Attempt(_message.Message):
     decode_address: str
     def __init__(self, request_id: _Optional[str] = ..., prefill_address: _Optional[str] = ..., decode_address: _Optional[str] = ...) -> None: ...
 
+class WorkerAudit(_message.Message):
+    __slots__ = ("address", "audit", "error")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    audit: _worker_pb2.AuditWorkerResponse
+    error: str
+    def __init__(self, address: _Optional[str] = ..., audit: _Optional[_Union[_worker_pb2.AuditWorkerResponse, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
 class AuditRouterRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class AuditRouterResponse(_message.Message):
-    __slots__ = ("incarnation", "worker_addresses", "attempts")
+    __slots__ = ("incarnation", "workers", "attempts")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    WORKER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
-    worker_addresses: _containers.RepeatedScalarFieldContainer[str]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerAudit]
     attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
-    def __init__(self, incarnation: _Optional[str] = ..., worker_addresses: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerAudit, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ...) -> None: ...

@@ -45,6 +45,11 @@ class RouterServiceStub:
                 request_serializer=protos_dot_router__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=protos_dot_router__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.AuditRouter = channel.unary_unary(
+                '/kvferry.v1.RouterService/AuditRouter',
+                request_serializer=protos_dot_router__pb2.AuditRouterRequest.SerializeToString,
+                response_deserializer=protos_dot_router__pb2.AuditRouterResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -63,6 +68,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AuditRouter(self, request, context):
+        """For `kvferry verify`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=protos_dot_router__pb2.GetStatusRequest.FromString,
                     response_serializer=protos_dot_router__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'AuditRouter': grpc.unary_unary_rpc_method_handler(
+                    servicer.AuditRouter,
+                    request_deserializer=protos_dot_router__pb2.AuditRouterRequest.FromString,
+                    response_serializer=protos_dot_router__pb2.AuditRouterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +149,33 @@ class RouterService:
             '/kvferry.v1.RouterService/GetStatus',
             protos_dot_router__pb2.GetStatusRequest.SerializeToString,
             protos_dot_router__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AuditRouter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.v1.RouterService/AuditRouter',
+            protos_dot_router__pb2.AuditRouterRequest.SerializeToString,
+            protos_dot_router__pb2.AuditRouterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class RouterServiceStub:
     def __new__(cls, channel: _aio.Channel) -> RouterServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_router_pb2.GenerateRequest, _router_pb2.GenerateResponse]
     GetStatus: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]
+    AuditRouter: _grpc.UnaryUnaryMultiCallable[_router_pb2.AuditRouterRequest, _router_pb2.AuditRouterResponse]
+    """For `kvferry verify`."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -43,6 +45,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_router_pb2.GenerateRequest, _router_pb2.GenerateResponse]  # type: ignore[assignment]
     GetStatus: _aio.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]  # type: ignore[assignment]
+    AuditRouter: _aio.UnaryUnaryMultiCallable[_router_pb2.AuditRouterRequest, _router_pb2.AuditRouterResponse]  # type: ignore[assignment]
+    """For `kvferry verify`."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     """The native API."""
@@ -60,5 +64,13 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.GetStatusResponse, _abc.Awaitable[_router_pb2.GetStatusResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AuditRouter(
+        self,
+        request: _router_pb2.AuditRouterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.AuditRouterResponse, _abc.Awaitable[_router_pb2.AuditRouterResponse]]:
+        """For `kvferry verify`."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

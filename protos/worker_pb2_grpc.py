@@ -65,6 +65,11 @@ class WorkerServiceStub:
                 request_serializer=protos_dot_worker__pb2.StreamOutputsRequest.SerializeToString,
                 response_deserializer=protos_dot_worker__pb2.StreamOutputsResponse.FromString,
                 _registered_method=True)
+        self.AuditWorker = channel.unary_unary(
+                '/kvferry.v1.WorkerService/AuditWorker',
+                request_serializer=protos_dot_worker__pb2.AuditWorkerRequest.SerializeToString,
+                response_deserializer=protos_dot_worker__pb2.AuditWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -111,6 +116,13 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AuditWorker(self, request, context):
+        """For `kvferry verify`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +155,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.StreamOutputs,
                     request_deserializer=protos_dot_worker__pb2.StreamOutputsRequest.FromString,
                     response_serializer=protos_dot_worker__pb2.StreamOutputsResponse.SerializeToString,
+            ),
+            'AuditWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.AuditWorker,
+                    request_deserializer=protos_dot_worker__pb2.AuditWorkerRequest.FromString,
+                    response_serializer=protos_dot_worker__pb2.AuditWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -308,6 +325,33 @@ class WorkerService:
             '/kvferry.v1.WorkerService/StreamOutputs',
             protos_dot_worker__pb2.StreamOutputsRequest.SerializeToString,
             protos_dot_worker__pb2.StreamOutputsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AuditWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.v1.WorkerService/AuditWorker',
+            protos_dot_worker__pb2.AuditWorkerRequest.SerializeToString,
+            protos_dot_worker__pb2.AuditWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,8 @@ class WorkerServiceStub:
     Abort: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AbortRequest, _worker_pb2.AbortResponse]
     """Forget these requests and free what they hold. Unknown ids are no error."""
     StreamOutputs: _grpc.UnaryStreamMultiCallable[_worker_pb2.StreamOutputsRequest, _worker_pb2.StreamOutputsResponse]
+    AuditWorker: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AuditWorkerRequest, _worker_pb2.AuditWorkerResponse]
+    """For `kvferry verify`."""
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -59,6 +61,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     Abort: _aio.UnaryUnaryMultiCallable[_worker_pb2.AbortRequest, _worker_pb2.AbortResponse]  # type: ignore[assignment]
     """Forget these requests and free what they hold. Unknown ids are no error."""
     StreamOutputs: _aio.UnaryStreamMultiCallable[_worker_pb2.StreamOutputsRequest, _worker_pb2.StreamOutputsResponse]  # type: ignore[assignment]
+    AuditWorker: _aio.UnaryUnaryMultiCallable[_worker_pb2.AuditWorkerRequest, _worker_pb2.AuditWorkerResponse]  # type: ignore[assignment]
+    """For `kvferry verify`."""
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     """What a router asks of a worker."""
@@ -108,5 +112,13 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.StreamOutputsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.StreamOutputsResponse], _abc.AsyncIterator[_worker_pb2.StreamOutputsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AuditWorker(
+        self,
+        request: _worker_pb2.AuditWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.AuditWorkerResponse, _abc.Awaitable[_worker_pb2.AuditWorkerResponse]]:
+        """For `kvferry verify`."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -32,6 +32,8 @@ class Placement:
     prefill: WorkerHandle
     decode: WorkerHandle
     grant: worker_pb2.Grant | None
+    # Where `decode` keeps a copy of its KV as it grows; empty: nowhere.
+    replica_address: str = ""
     # Of its tokens, those that count as queued at `prefill`.
     num_queued_tokens: int = 0
 
@@ -87,20 +89,36 @@ class Admission:
 
     async def _try(self, request: Request) -> Placement | None:
         if role := self._pool.whole_role():
-            worker = self._with_room(role)
-            return Placement(worker, worker, None) if worker else None
-        prefill = self._with_room("prefill")
+            worker = self._with_room(role, request.replica_address)
+            return Placement(worker, worker, None, self._replica_of(worker, role)) if worker else None
+        prefill = self._with_room("prefill", request.replica_address)
         if prefill is None:
             return None
-        for decode in self._pool.ranked("decode", least_loaded_decode):
-            if grant := await self._reserve(decode, request):
-                return Placement(prefill, decode, grant)
+        # Where a copy of its KV is, it goes on best.
+        candidates = self._pool.ranked("decode", least_loaded_decode)
+        for decode in sorted(candidates, key=lambda worker: worker.address != request.replica_address):
+            replica_address = self._replica_of(decode, "decode", prefill)
+            grant = await self._reserve(decode, request, replica_address)
+            if grant is not None:
+                short = request.num_tokens - grant.start <= self._config.short_prefill_tokens
+                if decode.address == request.replica_address and short:
+                    # To submit it there gives the grant back.
+                    return Placement(decode, decode, None, replica_address)
+                return Placement(prefill, decode, grant, replica_address)
         return None
 
-    async def _reserve(self, decode: WorkerHandle, request: Request) -> worker_pb2.Grant | None:
+    def _replica_of(self, worker: WorkerHandle, role: str, otherwise: WorkerHandle | None = None) -> str:
+        """Where `worker` is to keep a copy: at the worker that would decode in its place. Empty: nowhere."""
+        if not worker.stats.replicates:
+            return ""
+        others = (w for w in self._pool.ranked(role, least_loaded_decode) if w is not worker)
+        heir = next(others, otherwise)
+        return heir.address if heir else ""
+
+    async def _reserve(self, decode: WorkerHandle, request: Request, replica_address: str) -> worker_pb2.Grant | None:
         """None: no room there now, or no answer."""
         try:
-            return await decode.reserve(request)
+            return await decode.reserve(request, replica_address)
         except OverloadedError:
             return None
         except (UnavailableError, DeadlineError) as error:
@@ -117,11 +135,11 @@ class Admission:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _with_room(self, role: str) -> WorkerHandle | None:
-        best = next(iter(self._pool.ranked(role, least_loaded_prefill)), None)
-        if best is None or best.num_queued_tokens >= _MAX_QUEUED_STEPS * best.stats.max_num_batched_tokens:
-            return None
-        return best
+    def _with_room(self, role: str, copy_address: str) -> WorkerHandle | None:
+        """The one with the least to do, save that the one that has a copy of the request's KV goes before."""
+        ranked = self._pool.ranked(role, least_loaded_prefill)
+        free = [w for w in ranked if w.num_queued_tokens < _MAX_QUEUED_STEPS * w.stats.max_num_batched_tokens]
+        return next((w for w in free if w.address == copy_address), free[0] if free else None)
 
     async def _wait_for_change(self) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -20,13 +20,20 @@ from workers.wire import logprobs_to_pb, params_from_pb, reason_to_pb, timeline_
 logger = logging.getLogger(__name__)
 
 GenerateContext = grpc.aio.ServicerContext[router_pb2.GenerateRequest, router_pb2.GenerateResponse]
+AuditContext = grpc.aio.ServicerContext[router_pb2.AuditRouterRequest, router_pb2.AuditRouterResponse]
 StatusContext = grpc.aio.ServicerContext[router_pb2.GetStatusRequest, router_pb2.GetStatusResponse]
 
 
 class RouterService(router_pb2_grpc.RouterServiceServicer):
-    def __init__(self, text: TextService, status: Callable[[], router_pb2.GetStatusResponse]) -> None:
+    def __init__(
+        self,
+        text: TextService,
+        status: Callable[[], router_pb2.GetStatusResponse],
+        audit: Callable[[], Awaitable[router_pb2.AuditRouterResponse]],
+    ) -> None:
         self._text = text
         self._status = status
+        self._audit = audit
 
     # Writes rather than yields: a cancelled call then ends inside this coroutine, which aborts the request at once.
     async def Generate(self, request: router_pb2.GenerateRequest, context: GenerateContext) -> None:  # type: ignore[override]
@@ -46,6 +53,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.GetStatusRequest, context: StatusContext
     ) -> router_pb2.GetStatusResponse:
         return self._status()
+
+    async def AuditRouter(
+        self, request: router_pb2.AuditRouterRequest, context: AuditContext
+    ) -> router_pb2.AuditRouterResponse:
+        return await self._audit()
 
     def _prepare(self, request: router_pb2.GenerateRequest) -> TextRequest:
         self._text.model_name(request.model)

@@ -62,6 +62,8 @@ _WORKER_COUNTERS = (
     "num_frames_sent",
     "num_frames_received",
     "num_frames_overlapped",
+    "kv_bytes_replicated",
+    "num_replicas_refused",
 )
 
 

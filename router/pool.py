@@ -71,6 +71,9 @@ class WorkerPool:
         missing = [role for role in ("prefill", "decode") if not self._has(role)]
         return False, f"no {' and no '.join(missing)} worker answers"
 
+    async def audit(self) -> list[router_pb2.WorkerAudit]:
+        return await asyncio.gather(*(worker.audit() for worker in self.workers))
+
     def status(self) -> list[router_pb2.WorkerStatus]:
         return [worker.status() for worker in self.workers]
 

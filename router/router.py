@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from protos import worker_pb2
+from protos import router_pb2, worker_pb2
 from router.admission import Admission, Placement
 from router.config import RouterConfig
 from router.merge import merge
@@ -45,11 +45,16 @@ class Router:
         self._admission = Admission(pool, config)
         self._background: set[asyncio.Task[None]] = set()
         self._num_attempts = 0
-        self.num_running = 0
+        # Those under way, by their ids on the workers.
+        self._attempts: dict[str, Placement] = {}
 
     @property
     def num_queued(self) -> int:
         return self._admission.num_queued
+
+    @property
+    def num_running(self) -> int:
+        return len(self._attempts)
 
     def generate(
         self,
@@ -79,18 +84,24 @@ class Router:
         by_index = {choice.request.choice: choice for choice in choices}
         while _are_one(request, choices):
             num_tokens = _num_tokens(choices)
+            numbered = self._numbered(request)
             try:
-                async with aclosing(self._attempt(self._numbered(request))) as outputs:
+                async with aclosing(self._attempt(numbered)) as outputs:
                     async for output in outputs:
                         yield by_index[output.choice].take(output)
                 return
             except _RETRYABLE as error:
-                # Whoever gets on is not counted out: streams may outlive any number of workers.
-                num_failed = num_failed + 1 if _num_tokens(choices) == num_tokens else 1
+                # Whoever gets on is not counted out: streams may outlive any number of workers. Prefill's token is no
+                # getting on: a request that kills whoever decodes it has it, too.
+                got_on = _num_tokens(choices) > num_tokens + len(choices)
+                num_failed = 1 if got_on else num_failed + 1
                 logger.warning(
                     "%s: try %d ended after %d tokens: %s",
                     request.request_id, num_failed, _num_tokens(choices), error.message,
                 )  # fmt: skip
+                if got_on:
+                    for choice in choices:
+                        choice.request.replica_address = numbered.replica_address
                 if num_failed >= self._config.max_attempts or self._pool.stopping:
                     raise
                 key = f"{request.request_id} {request.choice}"
@@ -99,6 +110,19 @@ class Router:
         async with aclosing(merge(rest)) as merged:
             async for _, output in merged:
                 yield output
+
+    async def audit(self) -> router_pb2.AuditRouterResponse:
+        """Which blocks the workers say they own for whom, and what this router waits for."""
+        workers = await self._pool.audit()
+        attempts = [
+            router_pb2.Attempt(
+                request_id=request_id,
+                prefill_address=placement.prefill.address,
+                decode_address=placement.decode.address,
+            )
+            for request_id, placement in self._attempts.items()
+        ]
+        return router_pb2.AuditRouterResponse(incarnation=self.incarnation, workers=workers, attempts=attempts)
 
     async def stop(self) -> None:
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -116,6 +140,7 @@ class Router:
             router_id=self.incarnation,
             cache_salt=request.cache_salt,
             choice=request.choice,
+            replica_address=request.replica_address,
         )
 
     async def _attempt(self, request: Request) -> AsyncGenerator[TokenOutput, None]:
@@ -123,10 +148,11 @@ class Router:
         arrived_s = _now()
         placement = await self._admission.place(request)
         queued_s = _now() - arrived_s
+        request.replica_address = placement.replica_address
         heard: set[int] = set()
         running = set(request.choices)
         placement.decode.expect(request.request_id)
-        self.num_running += 1
+        self._attempts[request.request_id] = placement
         try:
             async with aclosing(self._run(request, placement)) as outputs:
                 async for output in outputs:
@@ -136,7 +162,7 @@ class Router:
                     heard.add(output.choice)
                     yield replace(output, timeline=queued + (output.timeline or Timeline()))
         finally:
-            self.num_running -= 1
+            del self._attempts[request.request_id]
             placement.decode.forget(request.request_id)
             if running:
                 self._abort(request.request_id, placement)

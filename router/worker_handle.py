@@ -106,9 +106,9 @@ class WorkerHandle:
         state = router_pb2.WORKER_STATE_READY if self.reachable else router_pb2.WORKER_STATE_UNREACHABLE
         return router_pb2.WorkerStatus(address=self.address, state=state, stats=self.stats)
 
-    async def reserve(self, request: Request) -> worker_pb2.Grant:
+    async def reserve(self, request: Request, replica_address: str) -> worker_pb2.Grant:
         """Raises OverloadedError when the worker has no room now."""
-        message = worker_pb2.ReserveRequest(request=request_to_pb(request))
+        message = worker_pb2.ReserveRequest(request=request_to_pb(request), replica_address=replica_address)
         answer = call(self._stub.Reserve(message, timeout=self._config.rpc_timeout_s))
         return (await self.unless_lost(answer)).grant
 
@@ -119,12 +119,20 @@ class WorkerHandle:
         return [output_from_pb(output) for output in (await self.unless_lost(self._while_steps(answer))).outputs]
 
     async def submit(self, request: Request) -> None:
-        message = worker_pb2.SubmitRequest(request=request_to_pb(request))
+        message = worker_pb2.SubmitRequest(request=request_to_pb(request), replica_address=request.replica_address)
         await self.unless_lost(call(self._stub.Submit(message, timeout=self._config.rpc_timeout_s)))
 
     async def abort(self, request_id: str) -> None:
         """What does not reach the worker is said again with its next heartbeat, if it is the same one then."""
         await self._abort([request_id])
+
+    async def audit(self) -> router_pb2.WorkerAudit:
+        try:
+            message = worker_pb2.AuditWorkerRequest()
+            answer = await call(self._stub.AuditWorker(message, timeout=self._config.rpc_timeout_s))
+        except KVFerryError as error:
+            return router_pb2.WorkerAudit(address=self.address, error=error.message)
+        return router_pb2.WorkerAudit(address=self.address, audit=answer)
 
     def expect(self, request_id: str) -> None:
         """From now on keep this request's outputs for `outputs`; `forget` ends it."""

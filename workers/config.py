@@ -136,6 +136,57 @@ class TransferConfig(Strict):
     rpc_timeout_s: float = Field(default=10.0, gt=0)
     # Hand-offs a decode worker lets wait for KV at once.
     max_num_grants: int = Field(default=64, ge=1)
+    # How a stream goes on whose decode worker died. recompute: its tokens are computed again. replicate: its KV is
+    # copied to another worker as it grows, which then goes on from there.
+    resume: Literal["recompute", "replicate"] = "recompute"
+    # Copies a worker sends, and takes, at once.
+    max_num_replicas: int = Field(default=4, ge=1)
+
+
+class _Fault(Strict):
+    # The only worker at which it happens, by name; empty: at every one.
+    worker: str = ""
+
+
+class _Repeated(_Fault):
+    # How likely it is each time; the first `skip` times it does not happen, and no more than `count` times.
+    probability: float = Field(default=1.0, ge=0, le=1)
+    skip: int = Field(default=0, ge=0)
+    count: int | None = Field(default=None, ge=1)
+
+
+class FrameFault(_Repeated):
+    """To a KV frame that arrives. Reordered: the next one overtakes it. delay_s: of those that are late."""
+
+    fault: Literal["drop_frame", "delay_frame", "duplicate_frame", "reorder_frame", "truncate_frame", "corrupt_frame"]
+    delay_s: float = Field(default=0.5, ge=0)
+
+
+class RefuseReserve(_Repeated):
+    """No room is granted, though there is some."""
+
+    fault: Literal["refuse_reserve"]
+
+
+class Kill(_Fault):
+    """The worker's process ends, as by kill -9, when it gets to a step for the time after the first `skip`."""
+
+    fault: Literal["kill"]
+    # Room granted, prompt come, frame come, token 1 computed, hand-off's end come, done; tokens about to leave.
+    at: Literal["reserve", "prefill", "frame", "token_1", "commit", "committed", "output"]
+    skip: int = Field(default=0, ge=0)
+
+
+class PauseHeartbeat(_Fault):
+    """The worker answers neither heartbeats of routers nor renewals of leases for a while, and works on."""
+
+    fault: Literal["pause_heartbeat"]
+    # After the worker's start.
+    after_s: float = Field(default=0.0, ge=0)
+    for_s: float = Field(gt=0)
+
+
+Fault = Annotated[FrameFault | RefuseReserve | Kill | PauseHeartbeat, Field(discriminator="fault")]
 
 
 class WorkerConfig(EngineConfig):
@@ -147,3 +198,13 @@ class WorkerConfig(EngineConfig):
     # 0: any free port.
     port: int = Field(default=0, ge=0, le=65535)
     transfer: TransferConfig = TransferConfig()
+    faults: tuple[Fault, ...] = ()
+
+    @model_validator(mode="after")
+    def _copies_are_found_as_prefixes(self) -> Self:
+        if self.transfer.resume == "replicate" and not self.enable_prefix_caching:
+            raise ValueError(
+                "transfer.resume: replicate keeps copies in the prefix cache; set enable_prefix_caching: true, or "
+                "transfer.resume: recompute"
+            )
+        return self

@@ -34,6 +34,8 @@ class HandOff:
     received: list[Frame] = field(default_factory=list)
     num_bytes: int = 0
     num_writing: int = 0
+    # A copy that nobody waits for: once whole, it is a known prefix.
+    is_replica: bool = False
 
 
 class Decode:
@@ -55,16 +57,48 @@ class Decode:
         self.num_bytes_received = 0
 
     @property
+    def quarantined(self) -> list[Request]:
+        return [hand_off.request for hand_off in self._quarantined.values()]
+
+    @property
     def num_blocks_quarantined(self) -> int:
-        return sum(len(h.request.block_table) for h in self._quarantined.values())
+        return sum(len(request.block_table) for request in self.quarantined)
 
     def reserve(self, request: Request, address: str) -> Grant:
         """Take room for the KV of all tokens of `request`. Raises OverloadedError when there is none."""
-        if len(self._hand_offs) >= self._config.max_num_grants:
-            raise OverloadedError(
-                f"{len(self._hand_offs)} hand-offs are under way: the most of transfer.max_num_grants"
-            )
+        num_grants = len(self._hand_offs) - len(self._replicas)
+        if num_grants >= self._config.max_num_grants:
+            raise OverloadedError(f"{num_grants} hand-offs are under way: the most of transfer.max_num_grants")
+        try:
+            self._engine.reserve(request)
+        except OverloadedError:
+            if not self._replicas:
+                raise
+            for replica in self._replicas:
+                self._end(replica)
+            self._engine.reserve(request)
+        return self._grant(request, address).grant
+
+    def reserve_replica(self, request: Request, address: str) -> Grant:
+        """Take room for a copy of the KV of `request`, whole blocks of it. It gives way to hand-offs.
+
+        Raises OverloadedError when there is none.
+        """
+        if len(self._replicas) >= self._config.max_num_replicas:
+            raise OverloadedError(f"{len(self._replicas)} copies are under way: the most of transfer.max_num_replicas")
+        block_size = self._engine.block_manager.block_size
+        del request.prompt_token_ids[request.num_tokens // block_size * block_size :]
+        request.num_cached_tokens = 0  # No prompt of a client: neither hit nor miss.
         self._engine.reserve(request)
+        hand_off = self._grant(request, address)
+        hand_off.is_replica = True
+        return hand_off.grant
+
+    @property
+    def _replicas(self) -> list[HandOff]:
+        return [h for h in self._hand_offs.values() if h.is_replica]
+
+    def _grant(self, request: Request, address: str) -> HandOff:
         self._num_grants += 1
         grant = Grant(
             self._num_grants,
@@ -74,8 +108,8 @@ class Decode:
             request.num_computed_tokens,
             request.num_tokens,
         )
-        self._hand_offs[grant.grant_id] = HandOff(grant, request, self._lease(grant.grant_id))
-        return grant
+        hand_off = self._hand_offs[grant.grant_id] = HandOff(grant, request, self._lease(grant.grant_id))
+        return hand_off
 
     async def receive(self, data: Buffer) -> None:
         """Verify an encoded frame and put its KV into the blocks of its grant. Raises FrameError, StaleGrantError."""
@@ -168,7 +202,7 @@ class Decode:
 
     def _verify_choices(self, choices: Collection[int], hand_off: HandOff) -> None:
         request = hand_off.request
-        if choices and all(choice in request.choices for choice in choices):
+        if bool(choices) != hand_off.is_replica and all(choice in request.choices for choice in choices):
             return
         error = FrameError(
             f"token 1 of request {request.request_id} came for choices {sorted(choices)}; it has {[*request.choices]}"
@@ -208,7 +242,8 @@ class Decode:
 
     def _fail(self, hand_off: HandOff, error: KVFerryError) -> None:
         self._end(hand_off)
-        self._on_failure(hand_off.request, error)
+        if not hand_off.is_replica:
+            self._on_failure(hand_off.request, error)
 
     def _end(self, hand_off: HandOff) -> None:
         self._forget(hand_off)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from protos import kv_transfer_pb2 as pb
@@ -13,10 +13,8 @@ from workers.config import TransferConfig
 from workers.engine.engine import Engine
 from workers.errors import BY_NAME, AbortedError, KVFerryError, StaleGrantError
 from workers.kv_transfer.base import Grant
-from workers.kv_transfer.frame import Frame, layers_per_frame
-from workers.kv_transfer.layout import KVLayout
+from workers.kv_transfer.outgoing import FrameSender, Outgoing, first_error
 from workers.kv_transfer.peers import Peer, Peers
-from workers.kv_transfer.slots import slots_of
 from workers.request import FinishReason, Request, RequestStatus, TokenOutput
 from workers.rpc import close_quietly
 
@@ -24,20 +22,14 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Shipment:
+class Shipment(Outgoing):
     """One prompt being computed and sent at the same time."""
 
-    request: Request
-    grant: Grant
-    peer: Peer
     # One output for each choice.
     token_1: asyncio.Future[list[TokenOutput]]
     # Set after every step, so that a waiting shipment looks at num_computed_tokens again.
     progress: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
-    num_frames: int = 0
-    num_bytes: int = 0
-    first_sent_s: float | None = None
     computed_s: float = 0.0
 
     @property
@@ -47,17 +39,13 @@ class Shipment:
 
 
 class Prefill:
-    def __init__(self, engine: Engine, peers: Peers, layout: KVLayout, config: TransferConfig) -> None:
+    def __init__(self, engine: Engine, peers: Peers, frames: FrameSender, config: TransferConfig) -> None:
         self._engine = engine
         self._peers = peers
-        self._layout = layout
+        self._frames = frames
         self._config = config
         self._shipments: dict[str, Shipment] = {}
         self._heartbeat: asyncio.Task[None] | None = None
-        self.num_frames_sent = 0
-        # Sent while their prompt still had tokens to compute.
-        self.num_frames_overlapped = 0
-        self.num_bytes_sent = 0
 
     async def prefill(self, request: Request, grant: Grant) -> list[TokenOutput]:
         """Compute the prompt, sending its KV to the grant's owner; token 1 of every choice, which does not wait for the
@@ -169,41 +157,19 @@ class Prefill:
         """Send [start, end) as it is computed, several frames at a time; return when all are acknowledged."""
         sent = shipment.grant.start
         try:
-            async with asyncio.TaskGroup() as sends:
+            async with asyncio.TaskGroup() as chunks:
                 while sent < shipment.grant.end:
                     await self._wait_beyond(shipment, sent)
                     ready = shipment.num_ready
-                    for frame_layers in self._layer_ranges(ready - sent):
-                        sends.create_task(self._send(shipment, frame_layers, (sent, ready)))
+                    chunks.create_task(self._frames.send(shipment, sent, ready))
                     sent = ready
         except* KVFerryError as group:
-            raise _first(group) from None
+            raise first_error(group) from None
 
     async def _wait_beyond(self, shipment: Shipment, sent: int) -> None:
         while shipment.num_ready <= sent:
             shipment.progress.clear()
             await shipment.progress.wait()
-
-    def _layer_ranges(self, num_tokens: int) -> Iterator[tuple[int, int]]:
-        step = layers_per_frame(self._layout, num_tokens, self._config.frame_bytes)
-        for start in range(0, self._layout.num_layers, step):
-            yield start, min(start + step, self._layout.num_layers)
-
-    async def _send(self, shipment: Shipment, layers: tuple[int, int], tokens: tuple[int, int]) -> None:
-        request, grant = shipment.request, shipment.grant
-        # Taken in here: a task that is cancelled before its first step could not give it back.
-        async with shipment.peer.window:
-            slots = slots_of(request.block_table, *tokens, self._layout.block_size)
-            payload = await self._engine.executor.read_kv(slots, *layers)
-            if shipment.first_sent_s is None:
-                shipment.first_sent_s = _now()
-            self.num_frames_overlapped += request.num_computed_tokens < grant.end
-            frame = Frame(grant.grant_id, grant.incarnation, *layers, *tokens, payload)
-            await shipment.peer.send(frame, request.request_id)
-        shipment.num_frames += 1
-        shipment.num_bytes += len(payload)
-        self.num_frames_sent += 1
-        self.num_bytes_sent += len(payload)
 
     def _free(self, shipment: Shipment) -> None:
         """Nothing reads its KV any more."""
@@ -245,11 +211,6 @@ class Prefill:
             still_here = self._shipments.get(shipment.request.request_id) is shipment
             if shipment.grant.grant_id in lost and still_here:
                 self.fail(shipment.request.request_id, StaleGrantError(f"grant {shipment.grant.grant_id} is no more"))
-
-
-def _first(group: BaseExceptionGroup[KVFerryError]) -> KVFerryError:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _now() -> float:

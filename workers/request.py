@@ -156,6 +156,8 @@ class Request:
     output_limit: int | None = None
     # Requests of different salts never share KV.
     cache_salt: str = ""
+    # Where a copy of its KV is kept as it grows; empty: nowhere.
+    replica_address: str = ""
     # Keep the blocks after the finish, until Engine.release: their KV is still being read.
     hold_blocks: bool = False
     # Index of the only choice wanted, where params.n is 1; of several, the first.
@@ -253,6 +255,12 @@ def failure(request: Request, error: KVFerryError) -> TokenOutput:
         router_id=request.router_id,
         choice=request.choice,
     )
+
+
+def with_prompt(output: TokenOutput, request: Request) -> TokenOutput:
+    """Output token 0, which also tells what is known of the prompt."""
+    logprobs, request.prompt_logprobs = tuple(request.prompt_logprobs), []
+    return replace(output, prompt_logprobs=logprobs, num_cached_tokens=request.num_cached_tokens or 0)
 
 
 def finish_reason_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -11,7 +12,7 @@ import grpc.aio
 from protos import kv_transfer_pb2, worker_pb2
 from protos import kv_transfer_pb2_grpc as kv_grpc
 from protos import worker_pb2_grpc as worker_grpc
-from workers.kv_transfer.base import Grant
+from workers.kv_transfer.base import Grant, KVReceiver
 from workers.kv_transfer.layout import KVLayout
 from workers.rpc import typed_errors
 from workers.wire import output_to_pb, request_from_pb
@@ -20,6 +21,19 @@ if TYPE_CHECKING:
     from workers.worker import Worker
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """All by which a worker is reached."""
+
+    worker_service: WorkerService
+    kv_service: KVTransferService
+    receiver: KVReceiver
+
+
+def border_of(worker: Worker) -> Border:
+    return Border(WorkerService(worker), KVTransferService(worker), worker.decode)
 
 
 class WorkerService(worker_grpc.WorkerServiceServicer):
@@ -34,7 +48,7 @@ class WorkerService(worker_grpc.WorkerServiceServicer):
 
     @typed_errors
     async def Reserve(self, request: worker_pb2.ReserveRequest, context: Context) -> worker_pb2.ReserveResponse:
-        grant = self._worker.reserve(request_from_pb(request.request))
+        grant = self._worker.reserve(request_from_pb(request.request, request.replica_address))
         return worker_pb2.ReserveResponse(grant=grant.to_proto())
 
     @typed_errors
@@ -44,7 +58,7 @@ class WorkerService(worker_grpc.WorkerServiceServicer):
 
     @typed_errors
     async def Submit(self, request: worker_pb2.SubmitRequest, context: Context) -> worker_pb2.SubmitResponse:
-        self._worker.submit(request_from_pb(request.request))
+        self._worker.submit(request_from_pb(request.request, request.replica_address))
         return worker_pb2.SubmitResponse()
 
     @typed_errors
@@ -52,6 +66,12 @@ class WorkerService(worker_grpc.WorkerServiceServicer):
         for request_id in request.request_ids:
             self._worker.abort(request_id)
         return worker_pb2.AbortResponse()
+
+    @typed_errors
+    async def AuditWorker(
+        self, request: worker_pb2.AuditWorkerRequest, context: Context
+    ) -> worker_pb2.AuditWorkerResponse:
+        return self._worker.audit()
 
     async def StreamOutputs(
         self, request: worker_pb2.StreamOutputsRequest, context: Context
@@ -64,7 +84,7 @@ class WorkerService(worker_grpc.WorkerServiceServicer):
 
 
 class KVTransferService(kv_grpc.KVTransferServiceServicer):
-    """What prefill workers ask."""
+    """What workers ask that send KV here."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -98,3 +118,10 @@ class KVTransferService(kv_grpc.KVTransferServiceServicer):
     @typed_errors
     async def Renew(self, request: kv_transfer_pb2.RenewRequest, context: Context) -> kv_transfer_pb2.RenewResponse:
         return kv_transfer_pb2.RenewResponse(lost_grant_ids=self._worker.decode.renew(request))
+
+    @typed_errors
+    async def ReserveReplica(
+        self, request: kv_transfer_pb2.ReserveReplicaRequest, context: Context
+    ) -> kv_transfer_pb2.ReserveReplicaResponse:
+        grant = self._worker.reserve_replica(request_from_pb(request.request))
+        return kv_transfer_pb2.ReserveReplicaResponse(grant=grant.to_proto())

@@ -10,7 +10,7 @@ from workers.config import WorkerConfig
 from workers.decode import Decode
 from workers.engine.engine import Engine
 from workers.kv_transfer.layout import KVLayout
-from workers.prefill import Prefill
+from workers.kv_transfer.outgoing import FrameSender
 
 
 def engine_stats(engine: Engine) -> pb.WorkerStats:
@@ -38,17 +38,18 @@ def engine_stats(engine: Engine) -> pb.WorkerStats:
 
 
 def worker_stats(
-    config: WorkerConfig, incarnation: str, layout: KVLayout, engine: Engine, prefill: Prefill, decode: Decode
+    config: WorkerConfig, incarnation: str, layout: KVLayout, engine: Engine, frames: FrameSender, decode: Decode
 ) -> pb.WorkerStats:
     stats = engine_stats(engine)
     stats.name, stats.role, stats.incarnation = config.name, config.role, incarnation
     stats.node, stats.pid, stats.fingerprint = platform.node(), os.getpid(), layout.fingerprint
+    stats.replicates = config.transfer.resume == "replicate"
     stats.blocks_quarantined = decode.num_blocks_quarantined
     # Quarantined blocks are held like those that are being read; the sum counts each once.
     stats.blocks_in_use -= decode.num_blocks_quarantined
-    stats.kv_bytes_sent, stats.kv_bytes_received = prefill.num_bytes_sent, decode.num_bytes_received
-    stats.num_frames_sent, stats.num_frames_received = prefill.num_frames_sent, decode.num_frames_received
-    stats.num_frames_overlapped = prefill.num_frames_overlapped
+    stats.kv_bytes_sent, stats.kv_bytes_received = frames.num_bytes_sent, decode.num_bytes_received
+    stats.num_frames_sent, stats.num_frames_received = frames.num_frames_sent, decode.num_frames_received
+    stats.num_frames_overlapped = frames.num_frames_overlapped
     if isinstance(config.cpu_affinity, tuple):
         stats.cpu_affinity.extend(config.cpu_affinity)
     return stats

@@ -52,7 +52,7 @@ def request_to_pb(request: Request) -> pb.Request:
     )
 
 
-def request_from_pb(message: pb.Request) -> Request:
+def request_from_pb(message: pb.Request, replica_address: str = "") -> Request:
     return Request(
         request_id=message.request_id,
         router_id=message.router_id,
@@ -61,6 +61,7 @@ def request_from_pb(message: pb.Request) -> Request:
         params=params_from_pb(message.params),
         cache_salt=message.cache_salt,
         choice=message.choice,
+        replica_address=replica_address,
     )
 
 

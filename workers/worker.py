@@ -10,19 +10,23 @@ from collections.abc import Callable
 import grpc.aio
 
 from protos import kv_transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
+from workers.audit import audit_worker
 from workers.config import WorkerConfig
 from workers.decode import Decode
 from workers.engine.engine import Engine
 from workers.engine.executor import Executor
 from workers.errors import InvalidRequestError, KVFerryError, UnavailableError
+from workers.faults import faulty_border
 from workers.kv_transfer.base import Grant
+from workers.kv_transfer.outgoing import FrameSender
 from workers.kv_transfer.peers import Peers
 from workers.kv_transfer.transports import open_transports
 from workers.outputs import OutputStreams
 from workers.prefill import Prefill
+from workers.replicas import Replicas
 from workers.request import Request, TokenOutput, failure
 from workers.rpc import GrpcNetwork, Network, close_quietly
-from workers.services import KVTransferService, WorkerService
+from workers.services import border_of
 from workers.telemetry import worker_stats
 
 logger = logging.getLogger(__name__)
@@ -59,7 +63,9 @@ class Worker:
         self.outputs = OutputStreams(transfer.lease_s, self._lose_router)
         self.decode = Decode(self.engine, self.layout, self.incarnation, transfer, self._publish_failure)
         self._peers = Peers(self._network, self.transports, self.layout, self.incarnation, transfer)
-        self._prefill = Prefill(self.engine, self._peers, self.layout, transfer)
+        self._frames = FrameSender(executor, self.layout, transfer)
+        self._prefill = Prefill(self.engine, self._peers, self._frames, transfer)
+        self._replicas = Replicas(self.engine, self._peers, self._frames, transfer)
         self._server = self._network.server()
         self._add_services(self._server)
         self.address = await self._network.listen(self._server, self.config.host, self.config.port)
@@ -73,6 +79,7 @@ class Worker:
         await close_quietly(self._loop)
         await self._server.stop(None)
         await self._prefill.close()
+        await self._replicas.close()
         self.decode.close()
         self.outputs.close()
         await self._peers.close()
@@ -86,6 +93,11 @@ class Worker:
         grant = self.decode.reserve(request, self.address)
         self.outputs.expect(request.router_id)
         return grant
+
+    def reserve_replica(self, request: Request) -> Grant:
+        """Room for a copy of another worker's KV. Raises OverloadedError when there is none."""
+        self._check(request)
+        return self.decode.reserve_replica(request, self.address)
 
     async def prefill(self, request: Request, grant: Grant) -> list[TokenOutput]:
         self._check(request)
@@ -102,12 +114,17 @@ class Worker:
             self.engine.abort(request_id)
 
     def stats(self) -> worker_pb2.WorkerStats:
-        stats = worker_stats(self.config, self.incarnation, self.layout, self.engine, self._prefill, self.decode)
+        stats = worker_stats(self.config, self.incarnation, self.layout, self.engine, self._frames, self.decode)
+        stats.kv_bytes_replicated = self._replicas.num_bytes_kept
+        stats.num_replicas_refused = self._replicas.num_refused
         stats.peers.extend(
             worker_pb2.PeerStats(incarnation=peer.incarnation, transport=peer.transport)
             for peer in self._peers.connected
         )
         return stats
+
+    def audit(self) -> worker_pb2.AuditWorkerResponse:
+        return audit_worker(self.config, self.incarnation, self.engine, self.decode)
 
     async def _run(self) -> None:
         while True:
@@ -119,6 +136,7 @@ class Worker:
                 self._fail_all(KVFerryError(f"{self.config.name}: a step failed: {type(exc).__name__}: {exc}"))
                 continue
             self.outputs.publish(self._prefill.advance(outputs))
+            self._replicas.advance()
 
     def _check(self, request: Request) -> None:
         """What a router should have refused, and an id that is taken: the same request sent again replaces itself."""
@@ -165,9 +183,10 @@ class Worker:
             self.abort(request_id)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerService(self), server)
-        kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(KVTransferService(self), server)
-        self.transports.serve(self.decode, server)
+        border = faulty_border(self) if self.config.faults else border_of(self)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(border.worker_service, server)
+        kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(border.kv_service, server)
+        self.transports.serve(border.receiver, server)
 
 
 def _load_model(config: WorkerConfig) -> Executor:

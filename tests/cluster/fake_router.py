@@ -21,6 +21,8 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
         self.requests: list[pb.GenerateRequest] = []
         self.cancelled = threading.Event()
         self.target = ""
+        # One after the other; the last one again and again.
+        self.audits = [pb.AuditRouterResponse(incarnation="router")]
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> Any:  # noqa: N802
         self.requests.append(request)
@@ -53,6 +55,9 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
             ttft_s=0.6,
             tpot_s=0.02,
         )
+
+    async def AuditRouter(self, request: pb.AuditRouterRequest, context: Any) -> pb.AuditRouterResponse:  # noqa: N802
+        return self.audits.pop(0) if len(self.audits) > 1 else self.audits[0]
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:  # noqa: N802
         return pb.GetStatusResponse(

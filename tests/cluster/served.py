@@ -41,8 +41,8 @@ class LiveRouter:
 class _Service(RouterService):
     """Remembers what it was asked for."""
 
-    def __init__(self, text: TextService, requests: list[router_pb2.GenerateRequest]) -> None:
-        super().__init__(text, router_pb2.GetStatusResponse)
+    def __init__(self, text: TextService, router: Router, requests: list[router_pb2.GenerateRequest]) -> None:
+        super().__init__(text, router_pb2.GetStatusResponse, router.audit)
         self._requests = requests
 
     async def Generate(self, request: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
@@ -70,7 +70,7 @@ class Served:
         requests: list[router_pb2.GenerateRequest] = []
         text = TextService(router, smollm(), ["m"], max_model_len=160, vocab_size=49152)
         server = host.server()
-        router_pb2_grpc.add_RouterServiceServicer_to_server(_Service(text, requests), server)
+        router_pb2_grpc.add_RouterServiceServicer_to_server(_Service(text, router, requests), server)
         await host.listen(server, HOST, PORT)
         self.live = LiveRouter(host, router, pool, requests)
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 
@@ -151,3 +153,34 @@ def test_dealt_cores_are_disjoint_contiguous_and_even(num_cores, num_workers):
 
 def test_cluster_config_has_every_engine_key():
     assert EngineConfig.model_fields.keys() <= ClusterConfig.model_fields.keys()
+
+
+def test_faults_are_refused_unless_a_flag_allows_them(tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_text("faults: [{fault: drop_frame, probability: 0.1, worker: decode-0}, {fault: kill, at: commit}]\n")
+    with pytest.raises(ConfigError, match="--allow-faults"):
+        load_config(path)
+    prefill, decode = worker_configs(load_config(path, allow_faults=True), cores=[0])
+    assert prefill.faults == decode.faults
+    assert [fault.fault for fault in decode.faults] == ["drop_frame", "kill"]
+
+
+@pytest.mark.parametrize(
+    ("faults", "complaint"),
+    [
+        (
+            "[{fault: kill, at: commit, worker: decode-7}]",
+            "there is no worker 'decode-7'; there are prefill-0, decode-0",
+        ),
+        ("[{fault: explode}]", "faults.0: explode is none of 'drop_frame'"),
+        ("[{fault: kill, at: lunch}]", "faults.0.at: must be 'reserve'"),
+        ("[{fault: drop_frame, propability: 1}]", "faults.0: propability is no key here"),
+        ("[{}]", "faults.0: needs the key 'fault'"),
+        ("[{fault: pause_heartbeat}]", "faults.0.for_s: must be given"),
+        ("everything", "faults"),
+    ],
+)
+def test_what_is_no_fault_is_refused_with_its_place(faults, complaint):
+    with pytest.raises(ConfigError, match=re.escape(complaint)) as caught:
+        parse_config(f"faults: {faults}\n", "c.yaml")
+    assert "\n" not in str(caught.value)

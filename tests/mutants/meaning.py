@@ -115,7 +115,7 @@ MEANING = (
     Mutant(
         "cached_tokens are told with token 1",
         "C8",
-        ENGINE,
+        "workers/request.py",
         "num_cached_tokens=request.num_cached_tokens or 0",
         "num_cached_tokens=0",
         (f"{TOKEN_1_TESTS}::test_usage_counts_token_1_and_exactly_the_prompt_tokens_that_were_not_computed",),

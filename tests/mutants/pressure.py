@@ -19,6 +19,22 @@ SCHEDULER_TESTS = "tests/workers/engine/test_scheduler.py"
 
 PRESSURE = (
     Mutant(
+        "faults are not injected unless a flag allows them",
+        "-",
+        "cluster/config.py",
+        "if config.faults and not allow_faults:",
+        "if False:",
+        ("tests/cluster/test_config.py::test_faults_are_refused_unless_a_flag_allows_them",),
+    ),
+    Mutant(
+        "an abort that did not reach its worker is said again",
+        "A1",
+        "router/worker_handle.py",
+        "if self._unheard_aborts:",
+        "if False:",
+        ("tests/router/test_stalls.py::test_an_abort_that_got_lost_is_said_again",),
+    ),
+    Mutant(
         "with no decode worker left a prefill worker decodes",
         "D1",
         "router/pool.py",
@@ -80,8 +96,8 @@ PRESSURE = (
     Mutant(
         "no more frames are in flight than the receiver gave credits for",
         "D5",
-        PREFILL,
-        "async with shipment.peer.window:",
+        "workers/kv_transfer/outgoing.py",
+        "async with outgoing.peer.window:",
         "if True:",
         (f"{PREFILL_TESTS}::test_no_more_frames_are_in_flight_than_credits_were_given",),
     ),
@@ -170,8 +186,8 @@ PRESSURE = (
         "hand-offs in flight are bounded by their own setting",
         "D10",
         DECODE,
-        "if len(self._hand_offs) >= self._config.max_num_grants:",
-        "if len(self._hand_offs) + len(self._engine.requests) >= 2 * self._config.max_num_grants:",
+        "if num_grants >= self._config.max_num_grants:",
+        "if num_grants + len(self._engine.requests) >= 2 * self._config.max_num_grants:",
         (f"{ONE_SIDE_TESTS}::test_as_many_hand_offs_are_in_flight_as_the_setting_says_whatever_else_runs",),
     ),
     Mutant(

@@ -41,6 +41,9 @@ class ScriptedRouter:
     num_running: int = 0
     incarnation: str = "router-1"
 
+    async def audit(self) -> router_pb2.AuditRouterResponse:
+        return router_pb2.AuditRouterResponse(incarnation=self.incarnation)
+
     async def generate(
         self,
         prompt_token_ids: Sequence[int],

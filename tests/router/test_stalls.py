@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -66,5 +67,16 @@ def test_a_hand_off_that_decode_loses_during_a_long_prefill_is_tried_again_befor
             assert await asking == expected_tokens(prompt, LONG)
             # The first prefill was given up early: under two whole prompts were computed.
             assert prefill.num_prompt_tokens_computed < 2 * len(prompt)
+
+    run(main())
+
+
+def test_an_abort_that_got_lost_is_said_again():
+    async def main() -> None:
+        async with sim_cluster(max_model_len=2000, num_gpu_blocks_override=600, idle_within_s=5) as cluster:
+            cluster.network.fault("Abort", drop, count=2)
+            async with aclosing(cluster.router.generate(prompt_of(6), replace(GREEDY, max_tokens=1900), "r")) as stream:
+                await anext(stream)
+                await anext(stream)
 
     run(main())

@@ -60,7 +60,7 @@ def test_the_first_frames_leave_while_later_chunks_are_computed():
         await pair.until(lambda: pair.decode.decode.num_frames_received)
         assert pair.prefill.engine.num_prompt_tokens_computed <= 32
         await answering
-        sent, overlapped = pair.prefill._prefill.num_frames_sent, pair.prefill._prefill.num_frames_overlapped
+        sent, overlapped = pair.prefill._frames.num_frames_sent, pair.prefill._frames.num_frames_overlapped
         assert 0.7 * sent < overlapped < sent
 
     on_pair(script)

@@ -33,6 +33,14 @@ class BlockManager:
         return len(self._free)
 
     @property
+    def free_block_ids(self) -> list[int]:
+        return list(self._free)
+
+    @property
+    def cached_block_ids(self) -> list[int]:
+        return list(self._cached)
+
+    @property
     def num_cached(self) -> int:
         """Blocks that hold known KV and can be taken."""
         return len(self._cached)

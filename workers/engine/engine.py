@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from workers.config import CacheConfig, SchedulerConfig
 from workers.engine.block_manager import BlockManager
@@ -14,7 +13,7 @@ from workers.engine.prefix_cache import PrefixCache
 from workers.engine.scheduler import MakeScheduler, ScheduledRequest, Scheduler, SchedulerOutput
 from workers.engine.timeline import timeline_of
 from workers.errors import OverloadedError
-from workers.request import FinishReason, Request, RequestStatus, TokenOutput, failure, finish_reason_of
+from workers.request import FinishReason, Request, RequestStatus, TokenOutput, failure, finish_reason_of, with_prompt
 
 
 class Engine:
@@ -35,10 +34,10 @@ class Engine:
         self.scheduler = make_scheduler(scheduler, self.block_manager, self.prefix_cache)
         # By request id and choice. A request of several choices is its choice 0 until its prompt is computed.
         self.requests: dict[str, dict[int, Request]] = {}
-        # Finished requests whose KV is still being read.
-        self._held: set[Request] = set()
+        # Finished requests whose KV is still being read or written, and readers of that of others.
+        self.held: set[Request] = set()
         # Ended during a step that may still write to their blocks: freed when it is over.
-        self._ended_in_step: list[Request] = []
+        self.ended_in_step: list[Request] = []
         self._in_step: list[Request] = []
         self._work = asyncio.Event()
         self._num_arrivals = 0
@@ -72,13 +71,13 @@ class Engine:
     def commit(self, request: Request, first_token_ids: Mapping[int, int]) -> None:
         """The KV of all tokens of a reserved request is in its blocks, and these were sampled after them, by choice.
 
-        Choices that are not among them have ended.
+        Choices that are not among them have ended. Where there are none, the KV is kept as a known prefix.
         """
         request.num_computed_tokens = request.num_tokens
         self.prefix_cache.publish(request)
         request.handed_over = True
         request.arrived_s = _now()
-        if request.params.n > 1:
+        if request.params.n > 1 or not first_token_ids:
             children = [child for child in children_of(request) if child.choice in first_token_ids]
             for child in children:
                 child.output_token_ids.append(first_token_ids[child.choice])
@@ -96,10 +95,15 @@ class Engine:
             self._finish(request, FinishReason.ABORTED)
         return bool(sequences)
 
+    def hold(self, reader: Request) -> None:
+        """Let `reader` own the blocks of its table, which are those of a live request, too, until `release`."""
+        self.block_manager.share(reader.block_table)
+        self.held.add(reader)
+
     def release(self, request: Request) -> None:
         """Free the blocks of a held request: nobody reads or writes its KV any more."""
-        if request in self._held:
-            self._held.remove(request)
+        if request in self.held:
+            self.held.remove(request)
             self._free(request)
 
     async def wait_for_work(self) -> None:
@@ -126,15 +130,15 @@ class Engine:
             results = await self.executor.execute(batch)
         finally:
             self._in_step = []
-            for request in self._ended_in_step:
+            for request in self.ended_in_step:
                 self._free(request)
-            self._ended_in_step = []
+            self.ended_in_step = []
         self.num_steps += 1
         return self._update(step, batch, results)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is free or owned by one request, running, waiting or held."""
-        owners = (*self.sequences(), *self._held, *self._ended_in_step)
+        owners = (*self.sequences(), *self.held, *self.ended_in_step)
         self.block_manager.check_integrity(b for r in owners for b in r.owned_blocks)
         assert set(self.scheduler.live()) == set(self.sequences()), "requests and scheduler disagree"
 
@@ -160,7 +164,7 @@ class Engine:
         return sum(r.num_tokens - r.num_computed_tokens for r in live)
 
     def _blocks_in_use(self) -> set[int]:
-        owners = (*self.scheduler.waiting, *self.scheduler.running, *self._held, *self._ended_in_step)
+        owners = (*self.scheduler.waiting, *self.scheduler.running, *self.held, *self.ended_in_step)
         return {b for r in owners for b in r.owned_blocks}
 
     def _arrive(self, request: Request) -> None:
@@ -268,7 +272,7 @@ class Engine:
             request.request_id, index, token_ids, reason, timeline,
             router_id=request.router_id, logprobs=logprobs, choice=request.choice,
         )  # fmt: skip
-        return output if index else _with_prompt(output, request)
+        return output if index else with_prompt(output, request)
 
     def _finish(self, request: Request, reason: FinishReason | None) -> None:
         del self.requests[request.request_id][request.choice]
@@ -277,23 +281,17 @@ class Engine:
         self.scheduler.remove(request)
         request.finish_reason = reason
         if request.hold_blocks:
-            self._held.add(request)
+            self.held.add(request)
         else:
             self._free(request)
         self._work.set()
 
     def _free(self, request: Request) -> None:
         if request in self._in_step:
-            self._ended_in_step.append(request)
+            self.ended_in_step.append(request)
         else:
             self.scheduler.free(request)
             self._work.set()
-
-
-def _with_prompt(output: TokenOutput, request: Request) -> TokenOutput:
-    """Output token 0, which also tells what is known of the prompt."""
-    logprobs, request.prompt_logprobs = tuple(request.prompt_logprobs), []
-    return replace(output, prompt_logprobs=logprobs, num_cached_tokens=request.num_cached_tokens or 0)
 
 
 def _now() -> float:

@@ -1,4 +1,4 @@
-"""The decode workers that a prefill worker sends to, each known by its incarnation."""
+"""The workers that this one sends KV to, each known by its incarnation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from workers.kv_transfer.base import Grant, Transport
 from workers.kv_transfer.frame import Frame
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.transports import Transports
+from workers.request import Request
 from workers.rpc import Network, call
+from workers.wire import request_to_pb
 
 logger = logging.getLogger(__name__)
 
 
 class Peer:
-    """One incarnation of a decode worker: a small channel for words, a sender for frames, a window of credits."""
+    """One incarnation of a worker: a small channel for words, a sender for frames, a window of credits."""
 
     def __init__(
         self,
@@ -54,6 +56,13 @@ class Peer:
         message = pb.ReleaseRequest(grant_id=grant_id, incarnation=self.incarnation, reason=reason)
         with _unless_closed():
             await call(self._stub.Release(message, timeout=self._timeout_s))
+
+    async def reserve_replica(self, request: Request) -> Grant:
+        """Ask for room for a copy. Of any incarnation: the grant tells which. Raises OverloadedError."""
+        message = pb.ReserveReplicaRequest(request=request_to_pb(request))
+        with _unless_closed():
+            answer = await call(self._stub.ReserveReplica(message, timeout=self._timeout_s))
+        return Grant.from_proto(answer.grant)
 
     async def renew(self, grant_ids: Iterable[int], timeout_s: float) -> list[int]:
         """The grants among `grant_ids` that are no more."""
@@ -87,7 +96,7 @@ class Peers:
     async def get(self, grant: Grant) -> Peer:
         """The peer that gave `grant`. Raises StaleGrantError when another incarnation is there, LayoutMismatchError,
         UnavailableError or DeadlineError."""
-        async with self._connecting.setdefault(grant.address, asyncio.Lock()):
+        async with self._lock(grant.address):
             peer = self._peers.get(grant.address)
             if peer is None or peer.incarnation != grant.incarnation:
                 found = await self._connect(grant.address)
@@ -100,9 +109,19 @@ class Peers:
             raise StaleGrantError(f"the worker at {grant.address} is not the one that gave grant {grant.grant_id}")
         return peer
 
+    async def at(self, address: str) -> Peer:
+        """The peer that was last known at `address`. Raises LayoutMismatchError, UnavailableError or DeadlineError."""
+        async with self._lock(address):
+            if address not in self._peers:
+                self._peers[address] = await self._connect(address)
+            return self._peers[address]
+
     async def close(self) -> None:
         for address in list(self._peers):
             await self._drop(address)
+
+    def _lock(self, address: str) -> asyncio.Lock:
+        return self._connecting.setdefault(address, asyncio.Lock())
 
     async def _connect(self, address: str) -> Peer:
         channel = self._network.connect(address)

@@ -72,7 +72,7 @@ class BookExecutor(SimExecutor):
         requests = [self.engine.requests[r.request_id][r.choice] for r in batch.requests]
         _check_form(batch, requests, self.engine)
         self.meanwhile()
-        owners = (*self.engine.sequences(), *self.engine._ended_in_step)
+        owners = (*self.engine.sequences(), *self.engine.ended_in_step)
         self.book.num_copiers = Counter(r.copy_source for r in owners if r.copy_source is not None)
         for copy in batch.copies:
             self.book.copy(*copy)

@@ -11,9 +11,11 @@ import pytest
 
 from cluster.sim.loop import run, virtual_loop
 from cluster.sim.network import SimNetwork, delay, drop
+from protos import kv_transfer_pb2 as pb
 from tests.factories import make_config, make_worker
 from workers.errors import DeadlineError, LayoutMismatchError, StaleGrantError, UnavailableError
 from workers.kv_transfer.base import Grant
+from workers.kv_transfer.frame import Frame
 from workers.kv_transfer.grpc import GrpcTransport
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.peers import Peers
@@ -128,5 +130,19 @@ def test_a_peer_that_does_not_answer_ends_the_wait_at_its_deadline():
         with pytest.raises(DeadlineError):
             await stage.peers.get(stage.grant())
         assert virtual_loop().time() == pytest.approx(make_config().transfer.rpc_timeout_s, abs=0.1)
+
+    on_stage(script)
+
+
+def test_who_still_has_a_peer_that_was_replaced_is_told_so():
+    async def script(stage: Stage) -> None:
+        old = await stage.peers.at(stage.decode.address)
+        await stage.decode.stop()
+        await stage.launch()
+        await stage.peers.get(stage.grant(NEW))
+        frame = Frame(1, OLD, 0, 1, 0, 1, b"")
+        for asked in (old.release(1, ""), old.renew([1], 1.0), old.commit(pb.CommitRequest()), old.send(frame, "r")):
+            with pytest.raises(UnavailableError, match="another incarnation"):
+                await asked
 
     on_stage(script)
