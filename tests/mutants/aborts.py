@@ -152,9 +152,9 @@ ABORTS = (
     Mutant(
         "a frame that fails gives its credit back",
         "A10",
-        PREFILL,
-        "async with shipment.peer.window:",
-        "if await shipment.peer.window.acquire():",
+        "workers/kv_transfer/outgoing.py",
+        "async with outgoing.peer.window:",
+        "if await outgoing.peer.window.acquire():",
         (f"{PREFILL_TESTS}::test_failed_frames_do_not_wear_out_the_window_of_credits",),
     ),
     Mutant(

@@ -186,8 +186,8 @@ PRESSURE = (
         "hand-offs in flight are bounded by their own setting",
         "D10",
         DECODE,
-        "if len(self._hand_offs) >= self._config.max_num_grants:",
-        "if len(self._hand_offs) + len(self._engine.requests) >= 2 * self._config.max_num_grants:",
+        "if num_grants >= self._config.max_num_grants:",
+        "if num_grants + len(self._engine.requests) >= 2 * self._config.max_num_grants:",
         (f"{ONE_SIDE_TESTS}::test_as_many_hand_offs_are_in_flight_as_the_setting_says_whatever_else_runs",),
     ),
     Mutant(
