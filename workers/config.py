@@ -124,8 +124,9 @@ class EngineConfig(ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig):
 
 
 class TransferConfig(Strict):
-    # How KV moves. shm: to workers of the same host only. auto: by shm where both sides can, else by gRPC.
-    transport: Literal["auto", "grpc", "shm"] = "grpc"
+    # How KV moves. shm: to workers of the same host only. nccl: between GPUs; gloo: the same way between CPUs.
+    # auto: the best that both sides can, of nccl (on GPUs), shm, grpc.
+    transport: Literal["auto", "grpc", "shm", "nccl", "gloo"] = "grpc"
     # Target payload of one frame.
     frame_bytes: int = Field(default=2 << 20, ge=1 << 10, le=64 << 20)
     # Frames a receiver lets each sender have in flight.

@@ -15,9 +15,9 @@ from workers.decode import Decode
 from workers.engine.engine import Engine
 from workers.engine.executor import Executor
 from workers.errors import InvalidRequestError, KVFerryError
+from workers.kv_transfer.available import open_transports
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.peers import Peers
-from workers.kv_transfer.transports import open_transports
 from workers.outputs import OutputStreams
 from workers.prefill import Prefill
 from workers.request import Request, TokenOutput, failure
@@ -45,7 +45,7 @@ class Worker:
         self.config = config
         self.incarnation = incarnation or uuid.uuid4().hex
         self._network = network or GrpcNetwork()
-        self.transports = open_transports(config.transfer.transport, self._network)
+        self.transports = open_transports(config.transfer, config.device, self._network, self.incarnation)
         self._make_executor = make_executor or _load_model
 
     async def start(self) -> str:

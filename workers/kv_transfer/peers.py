@@ -33,7 +33,7 @@ class Peer:
     ) -> None:
         self.incarnation = answer.incarnation
         self.transport = transport.name
-        self.sender = transport.sender(address)
+        self.sender = transport.sender(address, answer.incarnation)
         self.window = asyncio.Semaphore(answer.credits)
         self._channel = channel
         self._stub = pb_grpc.KVTransferServiceStub(channel)

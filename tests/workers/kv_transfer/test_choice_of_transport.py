@@ -11,9 +11,10 @@ from cluster.sim.network import SimNetwork
 from tests.factories import make_request, make_worker
 from tests.fake_model import expected_tokens
 from tests.workers.pair import copy_of
+from workers.config import TransferConfig
 from workers.errors import ConfigError, LayoutMismatchError
+from workers.kv_transfer.available import open_transports
 from workers.kv_transfer.shm import ShmTransport
-from workers.kv_transfer.transports import open_transports
 
 
 def ask(prefill_setting: str, decode_setting: str) -> tuple[list[int], list[str]]:
@@ -83,5 +84,5 @@ def test_a_machine_without_shared_memory_says_so_at_once(monkeypatch):
     monkeypatch.setattr(os, "memfd_create", no_memfd)
     network = SimNetwork().host()
     with pytest.raises(ConfigError, match=r"memfd .* set transfer\.transport: grpc"):
-        open_transports("shm", network)
-    assert list(open_transports("auto", network).offers()) == ["grpc"]
+        open_transports(TransferConfig(transport="shm"), "cpu", network, "a" * 32)
+    assert list(open_transports(TransferConfig(transport="auto"), "cpu", network, "a" * 32).offers()) == ["grpc"]

@@ -80,7 +80,7 @@ def test_memory_that_the_receiver_may_still_read_is_never_written_again():
         host = SimNetwork().host()
         transport, server = ShmTransport(host), host.server()
         transport.serve(Slow(), server)
-        sender = transport.sender(await host.listen(server, "h", 0))
+        sender = transport.sender(await host.listen(server, "h", 0), "a" * 32)
         with pytest.raises(DeadlineError):
             await sender.send(FIRST, "r", 1.0)
         await sender.send(SECOND, "r", 1.0)
@@ -110,7 +110,7 @@ def test_senders_leave_nothing_open_and_receivers_keep_a_bounded_number():
         address = await host.listen(server, "h", 0)
         before = num_open()
         for size in (10, 1000, 10, 5000) * 10:
-            sender = transport.sender(address)
+            sender = transport.sender(address, "a" * 32)
             await asyncio.gather(*(sender.send(Frame(1, "a" * 32, 0, 1, 0, 1, bytes(size)), "r", 1.0) for _ in "abcd"))
             await sender.close()
         assert num_open() - before == len(transport._mappings._mapped) == 64

@@ -51,10 +51,10 @@ def on_stage(transport: str, script: Callable[[KVSender, Receiver], Awaitable[An
         way.serve(receiver, server)
         address = await host.listen(server, "h", 0)
         way.reachable(receiver, address)
-        sender = way.sender(address)
+        sender = way.sender(address, "a" * 32)
         await script(sender, receiver)
         await sender.close()
-        nowhere = way.sender("h:1")
+        nowhere = way.sender("h:1", "a" * 32)
         with pytest.raises(UnavailableError):
             await nowhere.send(FRAME, "r", 5.0)
         await nowhere.close()

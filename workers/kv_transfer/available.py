@@ -1,0 +1,47 @@
+"""The ways for KV to travel that work on this machine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from workers.config import Device, TransferConfig
+from workers.errors import ConfigError
+from workers.kv_transfer.base import Transport
+from workers.kv_transfer.grpc import GrpcTransport
+from workers.kv_transfer.shm import ShmTransport
+from workers.kv_transfer.transports import Transports
+from workers.rpc import Network
+
+logger = logging.getLogger(__name__)
+
+# What auto tries, best first. Not gloo: it takes the same way as grpc, through the same sockets, with one copy and two
+# threads more, and is there to test what nccl does.
+_AUTO: dict[Device, tuple[str, ...]] = {"cpu": ("shm", "grpc"), "cuda": ("nccl", "shm", "grpc")}
+
+
+def open_transports(config: TransferConfig, device: Device, network: Network, incarnation: str) -> Transports:
+    """Those that `transfer.transport` allows. ConfigError when one that is asked for by name cannot work here."""
+    makers: dict[str, Callable[[], Transport]] = {
+        "shm": lambda: ShmTransport(network),
+        "grpc": lambda: GrpcTransport(network),
+        "nccl": lambda: _on_groups("nccl", device, network, incarnation),
+        "gloo": lambda: _on_groups("gloo", device, network, incarnation),
+    }
+    if config.transport != "auto":
+        return Transports([makers[config.transport]()])
+    found = []
+    for name in _AUTO[device]:
+        try:
+            found.append(makers[name]())
+        except ConfigError as error:
+            logger.warning("transport: auto goes without %s: %s", name, error.message)
+    return Transports(found)
+
+
+def _on_groups(name: str, device: Device, network: Network, incarnation: str) -> Transport:
+    # They load torch, which no other transport needs.
+    from workers.kv_transfer.nccl import NcclTransport
+    from workers.kv_transfer.pair_group import Gloo, Nccl
+
+    return NcclTransport(Nccl(device) if name == "nccl" else Gloo(), network, incarnation)

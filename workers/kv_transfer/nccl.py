@@ -1,0 +1,235 @@
+"""KV by torch.distributed: NCCL between GPUs, Gloo between CPUs, on a group of one sender and one receiver.
+
+The group lives as long as a gRPC call, Join, whose end tells either side of the other's death. Each frame is announced
+by a small call, Put, which is answered when the frame was received into staging, verified and written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import struct
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import grpc
+import grpc.aio
+import torch
+
+from workers.errors import DeadlineError, FrameError, StaleGrantError, UnavailableError
+from workers.kv_transfer.base import KVReceiver
+from workers.kv_transfer.frame import HEADER_BYTES, Frame, encode_into
+from workers.kv_transfer.pair_group import RECEIVER, SENDER, Backend, PairGroup
+from workers.rpc import Network, add_bytes_method, add_bytes_stream, call
+
+_SERVICE, _JOIN, _PUT = "kvferry.v1.KVGroups", "Join", "Put"
+# For the two sides to meet, at most. A send that waits for it may give up sooner.
+_JOIN_TIMEOUT_S = 5.0
+# Of one frame, behind its pair: place in the group's sequence, bytes, seconds that the sender gives it.
+_ANNOUNCEMENT = struct.Struct("<QQd")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What a group is known by: both incarnations, and how many groups this sender made before."""
+
+    sender: str
+    receiver: str
+    number: int
+
+    FIELDS: ClassVar = struct.Struct("<16s16sI")
+
+    def pack(self) -> bytes:
+        return self.FIELDS.pack(bytes.fromhex(self.sender), bytes.fromhex(self.receiver), self.number)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> tuple[Pair, bytes]:
+        """The pair that `data` begins with, and the rest."""
+        sender, receiver, number = cls.FIELDS.unpack_from(data)
+        return cls(sender.hex(), receiver.hex(), number), data[cls.FIELDS.size :]
+
+    def __str__(self) -> str:
+        return f"{self.sender}/{self.receiver}/{self.number}"
+
+
+class Outgoing:
+    """One group, at its sender."""
+
+    def __init__(self, pair: Pair, group: PairGroup, joined: Any) -> None:
+        self.group = group
+        self._pair = pair
+        self._joined = joined
+        self._joined.add_done_callback(lambda _: group.abort())
+        self._sequence = itertools.count()
+
+    async def put(self, put: Any, frame: Frame, request_id: str, timeout_s: float) -> None:
+        staging = self.group.take(HEADER_BYTES + len(frame.payload))
+        num_bytes = encode_into(staging.numpy().data, frame, request_id)
+        announcement = self._pair.pack() + _ANNOUNCEMENT.pack(next(self._sequence), num_bytes, timeout_s)
+        # They begin in the order in which they are made, and so in that of the sequence.
+        sent = asyncio.ensure_future(self.group.send(staging, num_bytes, timeout_s))
+        answered = asyncio.ensure_future(call(put(announcement, timeout=timeout_s)))
+        try:
+            await asyncio.gather(sent, answered)
+        except (FrameError, StaleGrantError):
+            await sent  # The frame came and was refused: the next one finds the group in order.
+            raise
+        except BaseException:
+            answered.cancel()
+            self.end()
+            raise
+
+    def end(self) -> None:
+        self.group.abort()
+        self._joined.cancel()
+
+
+class NcclSender:
+    def __init__(self, transport: NcclTransport, address: str, incarnation: str) -> None:
+        self._transport = transport
+        self._address = address
+        self._incarnation = incarnation
+        self._channel = transport.network.connect(address, bulk=True)
+        self._join: Any = self._channel.unary_stream(f"/{_SERVICE}/{_JOIN}")
+        self._put: Any = self._channel.unary_unary(f"/{_SERVICE}/{_PUT}")
+        self._outgoing: Outgoing | None = None
+        self._joining = asyncio.Lock()
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def send(self, frame: Frame, request_id: str, timeout_s: float) -> None:
+        sending = asyncio.create_task(self._send(frame, request_id, timeout_s), name=f"send KV of {request_id}")
+        self._sending.add(sending)
+        sending.add_done_callback(self._sent)
+        # Shielded: a frame that is not sent to its end would stop all behind it.
+        await asyncio.shield(sending)
+
+    async def close(self) -> None:
+        if self._outgoing is not None:
+            self._outgoing.end()
+        await self._channel.close()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+
+    async def _send(self, frame: Frame, request_id: str, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                outgoing = await self._ready()
+                await outgoing.put(self._put, frame, request_id, timeout_s)
+        except TimeoutError:
+            raise DeadlineError(f"{self._address} took no frame within {timeout_s} s") from None
+
+    def _sent(self, sending: asyncio.Task[None]) -> None:
+        self._sending.discard(sending)
+        if not sending.cancelled():
+            sending.exception()  # Seen, even if who waited for it was cancelled.
+
+    async def _ready(self) -> Outgoing:
+        """A group in order: the one there is, or a new one."""
+        async with self._joining:
+            if self._outgoing is None or self._outgoing.group.ended.is_set():
+                self._outgoing = await self._meet(self._transport.next_pair(self._incarnation))
+            return self._outgoing
+
+    async def _meet(self, pair: Pair) -> Outgoing:
+        group = PairGroup(self._transport.backend, SENDER, str(pair))
+        joined: Any = None
+        try:
+            host = await group.local_host(self._address.rsplit(":", 1)[0].strip("[]"))
+            joined = self._join(pair.pack() + host.encode())
+            store = await call(joined.read())
+            await group.find_store(store.decode(), _JOIN_TIMEOUT_S)
+            await group.connect(host, _JOIN_TIMEOUT_S)
+        except BaseException:
+            group.abort()
+            if joined is not None:
+                joined.cancel()
+            raise
+        return Outgoing(pair, group, joined)
+
+
+class Incoming:
+    """One group, at its receiver. Announcements come in any order, and are received in that of the sequence."""
+
+    def __init__(self, group: PairGroup) -> None:
+        self.group = group
+        self._turns: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
+
+    def begin(self) -> None:
+        self._turns[0].set()
+
+    async def receive(self, sequence: int, num_bytes: int, timeout_s: float) -> torch.Tensor:
+        """Staging that begins with the frame's bytes."""
+        try:
+            await self._turns[sequence].wait()
+            del self._turns[sequence]
+            self._turns[sequence + 1].set()
+            return await self.group.receive(num_bytes, timeout_s)
+        except BaseException:
+            self.group.abort()  # Its turn is never taken again.
+            raise
+
+
+class NcclTransport:
+    def __init__(self, backend: Backend, network: Network, incarnation: str) -> None:
+        self.name = backend.name
+        self.backend = backend
+        self.network = network
+        self._incarnation = incarnation
+        self._numbers = itertools.count()
+        self._incoming: dict[Pair, Incoming] = {}
+
+    def next_pair(self, receiver: str) -> Pair:
+        return Pair(self._incarnation, receiver, next(self._numbers))
+
+    def sender(self, address: str, incarnation: str) -> NcclSender:
+        return NcclSender(self, address, incarnation)
+
+    def serve(self, receiver: KVReceiver, server: grpc.aio.Server) -> None:
+        async def put(announcement: bytes) -> None:
+            await self._receive(announcement, receiver)
+
+        add_bytes_stream(server, _SERVICE, _JOIN, self._join)
+        add_bytes_method(server, _SERVICE, _PUT, put)
+
+    def reachable(self, receiver: KVReceiver, address: str) -> None:
+        pass
+
+    def offer(self) -> bytes:
+        return self.backend.identity()
+
+    def accepts(self, offer: bytes) -> bool:
+        # NCCL takes each GPU once; CPUs have no identity.
+        return not offer or offer != self.backend.identity()
+
+    async def _join(self, data: bytes) -> AsyncGenerator[bytes, None]:
+        """Hold one end of a group for as long as the call lasts."""
+        pair, sender_host = Pair.unpack(data)
+        if pair.receiver != self._incarnation:
+            raise UnavailableError(f"incarnation {pair.receiver} is no more; this is {self._incarnation}")
+        group = PairGroup(self.backend, RECEIVER, str(pair))
+        incoming = self._incoming[pair] = Incoming(group)
+        try:
+            host = await group.local_host(sender_host.decode())
+            yield (await group.host_store(host, _JOIN_TIMEOUT_S)).encode()
+            await group.connect(host, _JOIN_TIMEOUT_S)
+            incoming.begin()
+            await group.ended.wait()
+        finally:
+            group.abort()
+            del self._incoming[pair]
+
+    async def _receive(self, announcement: bytes, receiver: KVReceiver) -> None:
+        pair, fields = Pair.unpack(announcement)
+        incoming = self._incoming.get(pair)
+        if incoming is None:
+            raise UnavailableError(f"there is no group {pair}")
+        sequence, num_bytes, timeout_s = _ANNOUNCEMENT.unpack(fields)
+        staging = await incoming.receive(sequence, num_bytes, timeout_s)
+        try:
+            await receiver.receive(staging.numpy().data[:num_bytes])
+        except (FrameError, StaleGrantError):
+            incoming.group.give_back(staging)
+            raise
+        # Not after a cancellation: a write may go on reading it.
+        incoming.group.give_back(staging)
