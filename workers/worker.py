@@ -100,7 +100,7 @@ class Worker:
     def stats(self) -> worker_pb2.WorkerStats:
         stats = worker_stats(self.config, self.incarnation, self.layout, self.engine, self._prefill, self.decode)
         stats.peers.extend(
-            worker_pb2.PeerStats(incarnation=peer.incarnation, transport=peer.transport)
+            worker_pb2.PeerStats(incarnation=peer.incarnation, transport=peer.transport, address=peer.address)
             for peer in self._peers.connected
         )
         return stats

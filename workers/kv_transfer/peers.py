@@ -32,6 +32,7 @@ class Peer:
         timeout_s: float,
     ) -> None:
         self.incarnation = answer.incarnation
+        self.address = address
         self.transport = transport.name
         self.sender = transport.sender(address, answer.incarnation)
         self.window = asyncio.Semaphore(answer.credits)
