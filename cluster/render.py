@@ -60,7 +60,10 @@ def _worker_object(worker: router_pb2.WorkerStatus) -> dict[str, Any]:
         "cpu_affinity": list(stats.cpu_affinity),
         **{key: getattr(stats, key) for key in _SUMS},
         "num_waiting_for_kv": stats.num_waiting_for_kv,
-        "peers": [{"incarnation": peer.incarnation, "transport": peer.transport} for peer in stats.peers],
+        "peers": [
+            {"incarnation": peer.incarnation, "transport": peer.transport, "address": peer.address}
+            for peer in stats.peers
+        ],
     }
 
 
@@ -72,6 +75,7 @@ def status_title(status: router_pb2.GetStatusResponse) -> str:
 
 def status_table(status: router_pb2.GetStatusResponse) -> Table:
     table = _table("worker", "state", "pid", "cores", "running", "waiting", "free", "cached", "taken", "KV by")
+    names = {worker.stats.incarnation: worker.stats.name for worker in status.workers}
     for worker in status.workers:
         stats = worker.stats
         cells = (
@@ -82,10 +86,20 @@ def status_table(status: router_pb2.GetStatusResponse) -> Table:
             stats.blocks_free,
             stats.blocks_cached,
             stats.blocks_in_use + stats.blocks_reserved + stats.blocks_quarantined,
-            ", ".join(sorted({peer.transport for peer in stats.peers})) or "-",
+            _ways(stats.peers, names),
         )
         table.add_row(stats.name or worker.address, _STATES.get(worker.state, "unknown"), *map(str, cells))
     return table
+
+
+def _ways(peers: Sequence[worker_pb2.PeerStats], names: Mapping[str, str]) -> str:
+    """How KV goes to the peers: grpc, or where they differ: shm to decode-0 decode-2, grpc to decode-1."""
+    found: dict[str, list[str]] = {}
+    for peer in peers:
+        found.setdefault(peer.transport, []).append(names.get(peer.incarnation) or peer.address)
+    if len(found) <= 1:
+        return next(iter(found), "-")
+    return ", ".join(f"{transport} to {' '.join(sorted(to))}" for transport, to in found.items())
 
 
 def timeline_table(completions: Mapping[str, Completion]) -> Table:
