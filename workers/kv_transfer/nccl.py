@@ -18,10 +18,11 @@ import grpc
 import grpc.aio
 import torch
 
-from workers.errors import DeadlineError, FrameError, StaleGrantError, UnavailableError
+from workers.errors import FrameError, StaleGrantError, UnavailableError
 from workers.kv_transfer.base import KVReceiver
 from workers.kv_transfer.frame import HEADER_BYTES, Frame, encode_into
 from workers.kv_transfer.pair_group import RECEIVER, SENDER, Backend, PairGroup
+from workers.kv_transfer.sessions import SessionSender
 from workers.rpc import Network, add_bytes_method, add_bytes_stream, call
 
 _SERVICE, _JOIN, _PUT = "kvferry.v1.KVGroups", "Join", "Put"
@@ -55,22 +56,27 @@ class Pair:
 
 
 class Outgoing:
-    """One group, at its sender."""
+    """One group, at its sender: a Session."""
 
-    def __init__(self, pair: Pair, group: PairGroup, joined: Any) -> None:
+    def __init__(self, pair: Pair, group: PairGroup, joined: Any, put: Any) -> None:
         self.group = group
         self._pair = pair
         self._joined = joined
-        self._joined.add_done_callback(lambda _: group.abort())
+        self._joined.add_done_callback(lambda _: group.lane.end())
+        self._put = put
         self._sequence = itertools.count()
 
-    async def put(self, put: Any, frame: Frame, request_id: str, timeout_s: float) -> None:
+    @property
+    def ended(self) -> bool:
+        return self.group.lane.ended.is_set()
+
+    async def put(self, frame: Frame, request_id: str, timeout_s: float) -> None:
         staging = self.group.take(HEADER_BYTES + len(frame.payload))
         num_bytes = encode_into(staging.numpy().data, frame, request_id)
         announcement = self._pair.pack() + _ANNOUNCEMENT.pack(next(self._sequence), num_bytes, timeout_s)
         # They begin in the order in which they are made, and so in that of the sequence.
         sent = asyncio.ensure_future(self.group.send(staging, num_bytes, timeout_s))
-        answered = asyncio.ensure_future(call(put(announcement, timeout=timeout_s)))
+        answered = asyncio.ensure_future(call(self._put(announcement, timeout=timeout_s)))
         try:
             await asyncio.gather(sent, answered)
         except (FrameError, StaleGrantError):
@@ -82,70 +88,8 @@ class Outgoing:
             raise
 
     def end(self) -> None:
-        self.group.abort()
+        self.group.lane.end()
         self._joined.cancel()
-
-
-class NcclSender:
-    def __init__(self, transport: NcclTransport, address: str, incarnation: str) -> None:
-        self._transport = transport
-        self._address = address
-        self._incarnation = incarnation
-        self._channel = transport.network.connect(address, bulk=True)
-        self._join: Any = self._channel.unary_stream(f"/{_SERVICE}/{_JOIN}")
-        self._put: Any = self._channel.unary_unary(f"/{_SERVICE}/{_PUT}")
-        self._outgoing: Outgoing | None = None
-        self._joining = asyncio.Lock()
-        self._sending: set[asyncio.Task[None]] = set()
-
-    async def send(self, frame: Frame, request_id: str, timeout_s: float) -> None:
-        sending = asyncio.create_task(self._send(frame, request_id, timeout_s), name=f"send KV of {request_id}")
-        self._sending.add(sending)
-        sending.add_done_callback(self._sent)
-        # Shielded: a frame that is not sent to its end would stop all behind it.
-        await asyncio.shield(sending)
-
-    async def close(self) -> None:
-        if self._outgoing is not None:
-            self._outgoing.end()
-        await self._channel.close()
-        await asyncio.gather(*self._sending, return_exceptions=True)
-
-    async def _send(self, frame: Frame, request_id: str, timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                outgoing = await self._ready()
-                await outgoing.put(self._put, frame, request_id, timeout_s)
-        except TimeoutError:
-            raise DeadlineError(f"{self._address} took no frame within {timeout_s} s") from None
-
-    def _sent(self, sending: asyncio.Task[None]) -> None:
-        self._sending.discard(sending)
-        if not sending.cancelled():
-            sending.exception()  # Seen, even if who waited for it was cancelled.
-
-    async def _ready(self) -> Outgoing:
-        """A group in order: the one there is, or a new one."""
-        async with self._joining:
-            if self._outgoing is None or self._outgoing.group.ended.is_set():
-                self._outgoing = await self._meet(self._transport.next_pair(self._incarnation))
-            return self._outgoing
-
-    async def _meet(self, pair: Pair) -> Outgoing:
-        group = PairGroup(self._transport.backend, SENDER, str(pair))
-        joined: Any = None
-        try:
-            host = await group.local_host(self._address.rsplit(":", 1)[0].strip("[]"))
-            joined = self._join(pair.pack() + host.encode())
-            store = await call(joined.read())
-            await group.find_store(store.decode(), _JOIN_TIMEOUT_S)
-            await group.connect(host, _JOIN_TIMEOUT_S)
-        except BaseException:
-            group.abort()
-            if joined is not None:
-                joined.cancel()
-            raise
-        return Outgoing(pair, group, joined)
 
 
 class Incoming:
@@ -166,24 +110,25 @@ class Incoming:
             self._turns[sequence + 1].set()
             return await self.group.receive(num_bytes, timeout_s)
         except BaseException:
-            self.group.abort()  # Its turn is never taken again.
+            self.group.lane.end()  # Its turn is never taken again.
             raise
 
 
 class NcclTransport:
     def __init__(self, backend: Backend, network: Network, incarnation: str) -> None:
         self.name = backend.name
-        self.backend = backend
-        self.network = network
+        self._backend = backend
+        self._network = network
         self._incarnation = incarnation
         self._numbers = itertools.count()
         self._incoming: dict[Pair, Incoming] = {}
 
-    def next_pair(self, receiver: str) -> Pair:
-        return Pair(self._incarnation, receiver, next(self._numbers))
+    def sender(self, address: str, incarnation: str) -> SessionSender:
+        async def meet(channel: grpc.aio.Channel) -> Outgoing:
+            pair = Pair(self._incarnation, incarnation, next(self._numbers))
+            return await self._meet(pair, channel, address.rsplit(":", 1)[0].strip("[]"))
 
-    def sender(self, address: str, incarnation: str) -> NcclSender:
-        return NcclSender(self, address, incarnation)
+        return SessionSender(self._network, address, meet)
 
     def serve(self, receiver: KVReceiver, server: grpc.aio.Server) -> None:
         async def put(announcement: bytes) -> None:
@@ -196,27 +141,43 @@ class NcclTransport:
         pass
 
     def offer(self) -> bytes:
-        return self.backend.identity()
+        return self._backend.identity()
 
     def accepts(self, offer: bytes) -> bool:
         # NCCL takes each GPU once; CPUs have no identity.
-        return not offer or offer != self.backend.identity()
+        return not offer or offer != self._backend.identity()
+
+    async def _meet(self, pair: Pair, channel: grpc.aio.Channel, peer_host: str) -> Outgoing:
+        group, joined = PairGroup(self._backend, SENDER, str(pair)), None
+        join: Any = channel.unary_stream(f"/{_SERVICE}/{_JOIN}")
+        try:
+            host = await group.local_host(peer_host)
+            joined = join(pair.pack() + host.encode())
+            store = await call(joined.read())
+            await group.find_store(store.decode(), _JOIN_TIMEOUT_S)
+            await group.connect(host, _JOIN_TIMEOUT_S)
+        except BaseException:
+            group.lane.end()
+            if joined is not None:
+                joined.cancel()
+            raise
+        return Outgoing(pair, group, joined, channel.unary_unary(f"/{_SERVICE}/{_PUT}"))
 
     async def _join(self, data: bytes) -> AsyncGenerator[bytes, None]:
         """Hold one end of a group for as long as the call lasts."""
         pair, sender_host = Pair.unpack(data)
         if pair.receiver != self._incarnation:
             raise UnavailableError(f"incarnation {pair.receiver} is no more; this is {self._incarnation}")
-        group = PairGroup(self.backend, RECEIVER, str(pair))
+        group = PairGroup(self._backend, RECEIVER, str(pair))
         incoming = self._incoming[pair] = Incoming(group)
         try:
             host = await group.local_host(sender_host.decode())
             yield (await group.host_store(host, _JOIN_TIMEOUT_S)).encode()
             await group.connect(host, _JOIN_TIMEOUT_S)
             incoming.begin()
-            await group.ended.wait()
+            await group.lane.ended.wait()
         finally:
-            group.abort()
+            group.lane.end()
             del self._incoming[pair]
 
     async def _receive(self, announcement: bytes, receiver: KVReceiver) -> None:

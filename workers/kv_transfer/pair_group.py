@@ -6,23 +6,17 @@ blocks stands on a thread of the group's own. A group in which anything failed i
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from workers.errors import ConfigError, UnavailableError
-
-T = TypeVar("T")
-logger = logging.getLogger(__name__)
+from workers.errors import ConfigError
+from workers.kv_transfer.lane import Lane
 
 RECEIVER, SENDER = 0, 1
 # Nothing is ever sent under it: a receive that can only time out.
@@ -111,45 +105,44 @@ class Nccl:
 
 
 class PairGroup:
-    """This process's end. It lives on the event loop, and blocks only its thread."""
+    """This process's end. It lives on the event loop, and blocks only its lane."""
 
     def __init__(self, backend: Backend, rank: int, key: str) -> None:
         """`key` names both incarnations, and which of their groups it is."""
-        self.key = key
-        self.ended = asyncio.Event()
+        # All of torch's errors are RuntimeErrors.
+        self.lane = Lane(f"{backend.name} group {key}", (RuntimeError, OSError), self._end)
+        self._key = key
         self._backend = backend
         self._rank = rank
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"kv-{backend.name}")
         self._group: Any = None
         self._store: dist.Store | None = None
         # Staging on the host, as much as was ever in use at once.
         self._idle: list[torch.Tensor] = []
-        self._waiting: set[asyncio.Future[Any]] = set()
 
     async def local_host(self, peer_host: str) -> str:
         """The address of this machine from which `peer_host` is reached."""
-        return await self._on_thread(lambda: _local_host(peer_host))
+        return await self.lane.run(lambda: _local_host(peer_host))
 
     async def host_store(self, host: str, timeout_s: float) -> str:
         """Open what both sides find each other by; its address."""
-        self._store, port = await self._on_thread(lambda: _listening_store(host, timeout_s))
+        self._store, port = await self.lane.run(lambda: _listening_store(host, timeout_s))
         return f"{host}:{port}"
 
     async def find_store(self, address: str, timeout_s: float) -> None:
         host, port = address.rsplit(":", 1)
-        self._store = await self._on_thread(
+        self._store = await self.lane.run(
             lambda: dist.TCPStore(host, int(port), timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
         )
 
     async def connect(self, host: str, timeout_s: float) -> None:
         """Meet the other side, and be reachable for it at `host`. Raises UnavailableError."""
         assert self._store is not None, "host_store or find_store comes first"
-        store = dist.PrefixStore(self.key, self._store)
+        store = dist.PrefixStore(self._key, self._store)
 
         def on_thread() -> None:
             self._group = self._backend.connect(store, self._rank, host, timeout_s)
 
-        await self._on_thread(on_thread)
+        await self.lane.run(on_thread)
 
     async def send(self, staging: torch.Tensor, num_bytes: int, timeout_s: float) -> None:
         """Return when the first bytes of `staging` have left it. Raises UnavailableError."""
@@ -158,13 +151,13 @@ class PairGroup:
             data = staging[:num_bytes].to(self._backend.device)
             self._group.send([data], RECEIVER, 0).wait(timedelta(seconds=timeout_s))
 
-        await self._on_thread(on_thread)
+        await self.lane.run(on_thread)
         self.give_back(staging)
 
     async def receive(self, num_bytes: int, timeout_s: float) -> torch.Tensor:
         """Staging that begins with the bytes sent. Raises UnavailableError."""
         staging = self.take(num_bytes)
-        await self._on_thread(lambda: self._receive(staging[:num_bytes], timeout_s))
+        await self.lane.run(lambda: self._receive(staging[:num_bytes], timeout_s))
         return staging
 
     def take(self, num_bytes: int) -> torch.Tensor:
@@ -178,50 +171,20 @@ class PairGroup:
         """Nobody reads or writes it any more."""
         self._idle.append(staging)
 
-    def abort(self) -> None:
-        """End what waits here and at the peer, and let go of everything. Again is no error."""
-        if self.ended.is_set():
-            return
-        self.ended.set()
-        logger.info("the %s group %s ends", self._backend.name, self.key)
-        for work in list(self._waiting):
-            work.cancel()  # Its thread may wait longer, and does so alone.
-        if self._group is not None:
-            # Its own thread may be the one that waits. No daemon: one that is cut off inside torch ends the process.
-            threading.Thread(target=self._backend.abort, args=(self._group, self._rank)).start()
-        self._thread.submit(self._let_go)
-        self._thread.shutdown(wait=False)
-
     def _receive(self, staging: torch.Tensor, timeout_s: float) -> None:
         landing = staging if self._backend.device.type == "cpu" else torch.empty_like(staging, device="cuda")
         self._group.recv([landing], SENDER, 0).wait(timedelta(seconds=timeout_s))
         if landing is not staging:
             staging.copy_(landing)
 
-    async def _on_thread(self, call: Callable[[], T]) -> T:
-        """After all calls before it. Whatever goes wrong, the group is over."""
-        try:
-            if self.ended.is_set():
-                raise RuntimeError("it was aborted")
-            work = asyncio.get_running_loop().run_in_executor(self._thread, call)
-            self._waiting.add(work)
-            work.add_done_callback(self._waiting.discard)
-            return await work
-        except (RuntimeError, OSError) as error:  # All of torch's are RuntimeErrors.
-            self.abort()
-            raise self._gone(str(error).splitlines()[0]) from error
-        except asyncio.CancelledError:
-            self.abort()
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise self._gone("it was aborted") from None
-
-    def _gone(self, reason: str) -> UnavailableError:
-        return UnavailableError(f"the {self._backend.name} group {self.key} is no more: {reason}")
+    def _end(self) -> None:
+        """End what waits here and at the peer, and let go of everything."""
+        if self._group is not None:
+            # Its own thread may be the one that waits. No daemon: one that is cut off inside torch ends the process.
+            threading.Thread(target=self._backend.abort, args=(self._group, self._rank)).start()
+        self.lane.finally_run(self._let_go)
 
     def _let_go(self) -> None:
-        """The last thing on the thread."""
         if self._group is not None:
             self._backend.abort(self._group, self._rank)  # Made after it was given up.
         self._group = self._store = None

@@ -119,8 +119,8 @@ def test_a_group_that_breaks_costs_what_was_on_its_way_and_no_more():
         answers = [asyncio.ensure_future(duo.answer(request)) for request in asked]
         await until(lambda: duo.decode.stats().num_frames_received > 3)
         (peer,) = duo.prefill._peers.connected
-        outgoing: Outgoing = peer.sender._outgoing  # type: ignore[attr-defined]
-        outgoing.group.abort()
+        outgoing: Outgoing = peer.sender._session  # type: ignore[attr-defined]
+        outgoing.group.lane.end()
         results = await asyncio.gather(*answers, return_exceptions=True)
         for request, result in zip(asked, results, strict=True):
             assert isinstance(result, Exception) or result in ([], oracle(request))

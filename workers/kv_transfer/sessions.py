@@ -1,0 +1,70 @@
+"""Frames go through a session of two workers until anything in it fails; the next frame begins another session."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import grpc.aio
+
+from workers.errors import DeadlineError
+from workers.kv_transfer.frame import Frame
+from workers.rpc import Network
+
+
+class Session(Protocol):
+    @property
+    def ended(self) -> bool: ...
+
+    async def put(self, frame: Frame, request_id: str, timeout_s: float) -> None:
+        """As KVSender.send. Whatever leaves it in doubt, ends it."""
+
+    def end(self) -> None:
+        """On both sides. Again is no error."""
+
+
+class Opening(Protocol):
+    async def __call__(self, channel: grpc.aio.Channel) -> Session:
+        """Raises UnavailableError."""
+
+
+class SessionSender:
+    def __init__(self, network: Network, address: str, open_session: Opening) -> None:
+        self._channel = network.connect(address, bulk=True)
+        self._address = address
+        self._open_session = open_session
+        self._session: Session | None = None
+        self._opening = asyncio.Lock()
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def send(self, frame: Frame, request_id: str, timeout_s: float) -> None:
+        sending = asyncio.create_task(self._send(frame, request_id, timeout_s), name=f"send KV of {request_id}")
+        self._sending.add(sending)
+        sending.add_done_callback(self._sent)
+        # Shielded: a frame that is given up half-way would cost the others their session.
+        await asyncio.shield(sending)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            self._session.end()
+        await self._channel.close()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+
+    async def _send(self, frame: Frame, request_id: str, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                session = await self._ready()
+                await session.put(frame, request_id, timeout_s)
+        except TimeoutError:
+            raise DeadlineError(f"{self._address} took no frame within {timeout_s} s") from None
+
+    def _sent(self, sending: asyncio.Task[None]) -> None:
+        self._sending.discard(sending)
+        if not sending.cancelled():
+            sending.exception()  # Seen, even if who waited for it was cancelled.
+
+    async def _ready(self) -> Session:
+        async with self._opening:
+            if self._session is None or self._session.ended:
+                self._session = await self._open_session(self._channel)
+            return self._session
