@@ -125,8 +125,9 @@ class EngineConfig(ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig):
 
 class TransferConfig(Strict):
     # How KV moves. shm: to workers of the same host only. nccl: between GPUs; gloo: the same way between CPUs.
+    # nixl: over UCX, with kvferry[nixl].
     # auto: the best that both sides can, of nccl (on GPUs), shm, grpc.
-    transport: Literal["auto", "grpc", "shm", "nccl", "gloo"] = "grpc"
+    transport: Literal["auto", "grpc", "shm", "nccl", "gloo", "nixl"] = "grpc"
     # Target payload of one frame.
     frame_bytes: int = Field(default=2 << 20, ge=1 << 10, le=64 << 20)
     # Frames a receiver lets each sender have in flight.

@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 
 # What auto tries, best first. Not gloo, though it was measured at 0.3 to 0.7 GB/s where grpc made 0.3 (two processes
 # on two busy cores): it needs free ports in both directions beside the worker's own, and whether they are open shows
-# only at the first frame. grpc works wherever workers can talk at all.
+# only at the first frame. grpc works wherever workers can talk at all. Not nixl either: it does not tell whether it has
+# found RDMA or goes by TCP, where grpc is as good.
 _AUTO: dict[Device, tuple[str, ...]] = {"cpu": ("shm", "grpc"), "cuda": ("nccl", "shm", "grpc")}
 
 
@@ -28,6 +29,7 @@ def open_transports(config: TransferConfig, device: Device, network: Network, in
         "grpc": lambda: GrpcTransport(network),
         "nccl": lambda: _on_groups("nccl", device, network, incarnation),
         "gloo": lambda: _on_groups("gloo", device, network, incarnation),
+        "nixl": lambda: _nixl(network, incarnation),
     }
     if config.transport != "auto":
         return Transports([makers[config.transport]()])
@@ -46,3 +48,9 @@ def _on_groups(name: str, device: Device, network: Network, incarnation: str) ->
     from workers.kv_transfer.pair_group import Gloo, Nccl
 
     return NcclTransport(Nccl(device) if name == "nccl" else Gloo(), network, incarnation)
+
+
+def _nixl(network: Network, incarnation: str) -> Transport:
+    from workers.kv_transfer.nixl import NixlTransport
+
+    return NixlTransport(network, incarnation)

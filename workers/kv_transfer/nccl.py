@@ -11,8 +11,7 @@ import itertools
 import struct
 from collections import defaultdict
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -22,7 +21,7 @@ from workers.errors import FrameError, StaleGrantError, UnavailableError
 from workers.kv_transfer.base import KVReceiver
 from workers.kv_transfer.frame import HEADER_BYTES, Frame, encode_into
 from workers.kv_transfer.pair_group import RECEIVER, SENDER, Backend, PairGroup
-from workers.kv_transfer.sessions import SessionSender
+from workers.kv_transfer.sessions import Pair, SessionSender
 from workers.rpc import Network, add_bytes_method, add_bytes_stream, call
 
 _SERVICE, _JOIN, _PUT = "kvferry.v1.KVGroups", "Join", "Put"
@@ -30,29 +29,6 @@ _SERVICE, _JOIN, _PUT = "kvferry.v1.KVGroups", "Join", "Put"
 _JOIN_TIMEOUT_S = 5.0
 # Of one frame, behind its pair: place in the group's sequence, bytes, seconds that the sender gives it.
 _ANNOUNCEMENT = struct.Struct("<QQd")
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """What a group is known by: both incarnations, and how many groups this sender made before."""
-
-    sender: str
-    receiver: str
-    number: int
-
-    FIELDS: ClassVar = struct.Struct("<16s16sI")
-
-    def pack(self) -> bytes:
-        return self.FIELDS.pack(bytes.fromhex(self.sender), bytes.fromhex(self.receiver), self.number)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> tuple[Pair, bytes]:
-        """The pair that `data` begins with, and the rest."""
-        sender, receiver, number = cls.FIELDS.unpack_from(data)
-        return cls(sender.hex(), receiver.hex(), number), data[cls.FIELDS.size :]
-
-    def __str__(self) -> str:
-        return f"{self.sender}/{self.receiver}/{self.number}"
 
 
 class Outgoing:

@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+import struct
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import grpc.aio
 
 from workers.errors import DeadlineError
 from workers.kv_transfer.frame import Frame
 from workers.rpc import Network
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What a session is known by: both incarnations, and how many sessions this sender began before."""
+
+    sender: str
+    receiver: str
+    number: int
+
+    FIELDS: ClassVar = struct.Struct("<16s16sI")
+
+    def pack(self) -> bytes:
+        return self.FIELDS.pack(bytes.fromhex(self.sender), bytes.fromhex(self.receiver), self.number)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> tuple[Pair, bytes]:
+        """The pair that `data` begins with, and the rest."""
+        sender, receiver, number = cls.FIELDS.unpack_from(data)
+        return cls(sender.hex(), receiver.hex(), number), data[cls.FIELDS.size :]
+
+    def __str__(self) -> str:
+        return f"{self.sender}/{self.receiver}/{self.number}"
 
 
 class Session(Protocol):

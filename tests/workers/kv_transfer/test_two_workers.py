@@ -1,4 +1,4 @@
-"""Two workers over real gRPC whose KV goes by Gloo: the same tokens as from one, and nothing left of it."""
+"""Two workers over real gRPC whose KV goes by Gloo, or NIXL: the same tokens as from one, and nothing left of it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from tests.factories import GREEDY, in_use, make_config, make_request, tokens_of
 from tests.fake_model import HashRunner, expected_tokens
 from tests.workers.kv_transfer.test_nccl import leftovers, until
+from tests.workers.kv_transfer.test_nixl import needs_nixl
 from tests.workers.pair import ROUTER, copy_of
 from workers.engine.executor import Executor
 from workers.kv_transfer.nccl import Outgoing
@@ -17,14 +20,14 @@ from workers.request import FinishReason, Request, TokenOutput
 from workers.worker import Worker
 
 
-def real_worker(name: str, port: int = 0) -> Worker:
-    config = make_config(name=name, port=port, num_gpu_blocks_override=256, transfer={"transport": "gloo"})
+def real_worker(name: str, port: int = 0, transport: str = "gloo") -> Worker:
+    config = make_config(name=name, port=port, num_gpu_blocks_override=256, transfer={"transport": transport})
     return Worker(config, make_executor=lambda config: Executor(HashRunner(config)))
 
 
 class Duo:
-    def __init__(self) -> None:
-        self.prefill, self.decode = real_worker("p"), real_worker("d")
+    def __init__(self, transport: str) -> None:
+        self.prefill, self.decode = (real_worker(name, transport=transport) for name in "pd")
         self.outputs: dict[str, list[TokenOutput]] = {}
         self._listening: list[asyncio.Task[None]] = []
 
@@ -59,11 +62,11 @@ class Duo:
                 self.outputs.setdefault(output.request_id, []).append(output)
 
 
-def on_duo(script: Callable[[Duo], Awaitable[Any]]) -> None:
+def on_duo(script: Callable[[Duo], Awaitable[Any]], transport: str = "gloo") -> None:
     """Run `script`; afterwards all blocks are free, and no thread is left."""
 
     async def main() -> None:
-        duo = Duo()
+        duo = Duo(transport)
         await duo.start()
         try:
             await script(duo)
@@ -83,16 +86,17 @@ def oracle(request: Request) -> list[int]:
     return expected_tokens(request.prompt_token_ids, request.params)
 
 
-def test_the_answers_are_those_of_one_worker_and_every_frame_went_by_gloo():
+@pytest.mark.parametrize("transport", ["gloo", pytest.param("nixl", marks=needs_nixl)])
+def test_the_answers_are_those_of_one_worker_and_every_frame_went_by_it(transport):
     async def script(duo: Duo) -> None:
         asked = requests(6)
         assert await asyncio.gather(*map(duo.answer, asked)) == [oracle(request) for request in asked]
         sent, received = duo.prefill.stats(), duo.decode.stats()
         assert sent.num_frames_sent == received.num_frames_received > 6
         assert sent.kv_bytes_sent == received.kv_bytes_received == 6 * 50 * duo.prefill.layout.token_bytes
-        assert [(peer.transport, peer.address) for peer in sent.peers] == [("gloo", duo.decode.address)]
+        assert [(peer.transport, peer.address) for peer in sent.peers] == [(transport, duo.decode.address)]
 
-    on_duo(script)
+    on_duo(script, transport)
 
 
 def test_a_flipped_bit_is_caught_before_token_2(monkeypatch):
