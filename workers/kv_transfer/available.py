@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 
 # What auto tries, best first. Not gloo, though it was measured at 0.3 to 0.7 GB/s where grpc made 0.3 (two processes
 # on two busy cores): it needs free ports in both directions beside the worker's own, and whether they are open shows
-# only at the first frame. grpc works wherever workers can talk at all. Not nixl either: it does not tell whether it has
-# found RDMA or goes by TCP, where grpc is as good.
+# only at the first frame. grpc works wherever workers can talk at all. Not nixl either (0.5 to 1 GB/s by TCP): it needs
+# ports as well, and does not tell whether it has found RDMA.
 _AUTO: dict[Device, tuple[str, ...]] = {"cpu": ("shm", "grpc"), "cuda": ("nccl", "shm", "grpc")}
 
 

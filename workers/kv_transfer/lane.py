@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -27,12 +27,19 @@ class Lane:
 
     async def run(self, call: Callable[[], T]) -> T:
         """Raises UnavailableError when the lane is over, or is over now."""
+        return await self.start(call)
+
+    def start(self, call: Callable[[], T]) -> Coroutine[Any, Any, T]:
+        """As run, and its turn on the thread is the one of this moment, whoever waits for it or does not."""
+        if self.ended.is_set():
+            raise self._gone("it was ended")
+        work = asyncio.get_running_loop().run_in_executor(self._thread, call)
+        self._waiting.add(work)
+        work.add_done_callback(self._waiting.discard)
+        return self._outcome(work)
+
+    async def _outcome(self, work: asyncio.Future[T]) -> T:
         try:
-            if self.ended.is_set():
-                raise self._gone("it was ended")
-            work = asyncio.get_running_loop().run_in_executor(self._thread, call)
-            self._waiting.add(work)
-            work.add_done_callback(self._waiting.discard)
             return await work
         except self._errors as error:
             self.end()

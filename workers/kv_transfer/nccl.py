@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import torch
+import xxhash
 
 from workers.errors import FrameError, StaleGrantError, UnavailableError
 from workers.kv_transfer.base import KVReceiver
@@ -28,7 +29,7 @@ _SERVICE, _JOIN, _PUT = "kvferry.v1.KVGroups", "Join", "Put"
 # For the two sides to meet, at most. A send that waits for it may give up sooner.
 _JOIN_TIMEOUT_S = 5.0
 # Of one frame, behind its pair: place in the group's sequence, bytes, seconds that the sender gives it.
-_ANNOUNCEMENT = struct.Struct("<QQd")
+_ANNOUNCEMENT, _CHECKSUM = struct.Struct("<QQd"), struct.Struct("<Q")
 
 
 class Outgoing:
@@ -49,14 +50,15 @@ class Outgoing:
     async def put(self, frame: Frame, request_id: str, timeout_s: float) -> None:
         staging = self.group.take(HEADER_BYTES + len(frame.payload))
         num_bytes = encode_into(staging.numpy().data, frame, request_id)
-        announcement = self._pair.pack() + _ANNOUNCEMENT.pack(next(self._sequence), num_bytes, timeout_s)
-        # They begin in the order in which they are made, and so in that of the sequence.
+        announcement = self._pair.pack() + _announcement(next(self._sequence), num_bytes, timeout_s)
         sent = asyncio.ensure_future(self.group.send(staging, num_bytes, timeout_s))
         answered = asyncio.ensure_future(call(self._put(announcement, timeout=timeout_s)))
         try:
             await asyncio.gather(sent, answered)
+            self.group.give_back(staging)
         except (FrameError, StaleGrantError):
             await sent  # The frame came and was refused: the next one finds the group in order.
+            self.group.give_back(staging)
             raise
         except BaseException:
             answered.cancel()
@@ -74,17 +76,26 @@ class Incoming:
     def __init__(self, group: PairGroup) -> None:
         self.group = group
         self._turns: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
+        self._waiting: set[int] = set()
+        self._num_taken = 0
 
     def begin(self) -> None:
         self._turns[0].set()
 
     async def receive(self, sequence: int, num_bytes: int, timeout_s: float) -> torch.Tensor:
         """Staging that begins with the frame's bytes."""
+        if sequence < self._num_taken or sequence in self._waiting:
+            raise UnavailableError(f"frame {sequence} of its group was announced before")
+        self._waiting.add(sequence)
         try:
             await self._turns[sequence].wait()
             del self._turns[sequence]
+            self._waiting.remove(sequence)
+            self._num_taken += 1
             self._turns[sequence + 1].set()
-            return await self.group.receive(num_bytes, timeout_s)
+            staging = self.group.take(num_bytes)
+            await self.group.receive(staging, num_bytes, timeout_s)
+            return staging
         except BaseException:
             self.group.lane.end()  # Its turn is never taken again.
             raise
@@ -161,7 +172,7 @@ class NcclTransport:
         incoming = self._incoming.get(pair)
         if incoming is None:
             raise UnavailableError(f"there is no group {pair}")
-        sequence, num_bytes, timeout_s = _ANNOUNCEMENT.unpack(fields)
+        sequence, num_bytes, timeout_s = _read_announcement(fields)
         staging = await incoming.receive(sequence, num_bytes, timeout_s)
         try:
             await receiver.receive(staging.numpy().data[:num_bytes])
@@ -170,3 +181,18 @@ class NcclTransport:
             raise
         # Not after a cancellation: a write may go on reading it.
         incoming.group.give_back(staging)
+
+
+def _announcement(sequence: int, num_bytes: int, timeout_s: float) -> bytes:
+    fields = _ANNOUNCEMENT.pack(sequence, num_bytes, timeout_s)
+    return fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
+
+
+def _read_announcement(data: bytes) -> tuple[int, int, float]:
+    """Raises UnavailableError when it is damaged: its frame can't be received then, and a wrong size would end this
+    process (PairGroup)."""
+    fields, checksum = data[: _ANNOUNCEMENT.size], data[_ANNOUNCEMENT.size :]
+    if checksum != _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields)):
+        raise UnavailableError("the announcement of a frame is damaged")
+    sequence, num_bytes, timeout_s = _ANNOUNCEMENT.unpack(fields)
+    return sequence, num_bytes, timeout_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -118,6 +119,8 @@ class PairGroup:
         self._store: dist.Store | None = None
         # Staging on the host, as much as was ever in use at once.
         self._idle: list[torch.Tensor] = []
+        # Gloo ends the process that gets more bytes than it has room for: a turn must never meet another.
+        self._num_turns = 0
 
     async def local_host(self, peer_host: str) -> str:
         """The address of this machine from which `peer_host` is reached."""
@@ -144,21 +147,20 @@ class PairGroup:
 
         await self.lane.run(on_thread)
 
-    async def send(self, staging: torch.Tensor, num_bytes: int, timeout_s: float) -> None:
-        """Return when the first bytes of `staging` have left it. Raises UnavailableError."""
+    def send(self, staging: torch.Tensor, num_bytes: int, timeout_s: float) -> Coroutine[Any, Any, None]:
+        """Wait until the first bytes of `staging` have left it; their turn is now. Raises UnavailableError."""
+        tag = self._next_tag()
 
         def on_thread() -> None:
             data = staging[:num_bytes].to(self._backend.device)
-            self._group.send([data], RECEIVER, 0).wait(timedelta(seconds=timeout_s))
+            self._group.send([data], RECEIVER, tag).wait(timedelta(seconds=timeout_s))
 
-        await self.lane.run(on_thread)
-        self.give_back(staging)
+        return self.lane.start(on_thread)
 
-    async def receive(self, num_bytes: int, timeout_s: float) -> torch.Tensor:
-        """Staging that begins with the bytes sent. Raises UnavailableError."""
-        staging = self.take(num_bytes)
-        await self.lane.run(lambda: self._receive(staging[:num_bytes], timeout_s))
-        return staging
+    def receive(self, staging: torch.Tensor, num_bytes: int, timeout_s: float) -> Coroutine[Any, Any, None]:
+        """Wait until `staging` begins with the bytes sent; their turn is now. Raises UnavailableError."""
+        tag = self._next_tag()
+        return self.lane.start(lambda: self._receive(staging[:num_bytes], tag, timeout_s))
 
     def take(self, num_bytes: int) -> torch.Tensor:
         """Staging for that many bytes: [at least num_bytes] of uint8."""
@@ -171,9 +173,13 @@ class PairGroup:
         """Nobody reads or writes it any more."""
         self._idle.append(staging)
 
-    def _receive(self, staging: torch.Tensor, timeout_s: float) -> None:
+    def _next_tag(self) -> int:
+        self._num_turns += 1
+        return self._num_turns % _NO_TAG
+
+    def _receive(self, staging: torch.Tensor, tag: int, timeout_s: float) -> None:
         landing = staging if self._backend.device.type == "cpu" else torch.empty_like(staging, device="cuda")
-        self._group.recv([landing], SENDER, 0).wait(timedelta(seconds=timeout_s))
+        self._group.recv([landing], SENDER, tag).wait(timedelta(seconds=timeout_s))
         if landing is not staging:
             staging.copy_(landing)
 

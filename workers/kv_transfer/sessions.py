@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 
 import grpc.aio
 
-from workers.errors import DeadlineError
+from workers.errors import DeadlineError, UnavailableError
 from workers.kv_transfer.frame import Frame
 from workers.rpc import Network
 
@@ -80,6 +80,8 @@ class SessionSender:
             async with asyncio.timeout(timeout_s):
                 session = await self._ready()
                 await session.put(frame, request_id, timeout_s)
+        except grpc.aio.UsageError:
+            raise UnavailableError(f"the connection to {self._address} was closed") from None
         except TimeoutError:
             raise DeadlineError(f"{self._address} took no frame within {timeout_s} s") from None
 

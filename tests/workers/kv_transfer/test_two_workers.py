@@ -103,9 +103,9 @@ def test_a_flipped_bit_is_caught_before_token_2(monkeypatch):
     async def script(duo: Duo) -> None:
         send = PairGroup.send
 
-        async def damaged(group: PairGroup, staging: Any, num_bytes: int, timeout_s: float) -> None:
+        def damaged(group: PairGroup, staging: Any, num_bytes: int, timeout_s: float) -> Any:
             staging[num_bytes // 2] ^= 16
-            await send(group, staging, num_bytes, timeout_s)
+            return send(group, staging, num_bytes, timeout_s)
 
         (bad, good) = requests(2)
         with monkeypatch.context() as patched:
