@@ -20,6 +20,7 @@ class Lane:
         it ends what may be waiting on the thread."""
         self.name = name
         self.ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._errors = errors
         self._on_end = on_end
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"kv-{name}")
@@ -33,10 +34,15 @@ class Lane:
         """As run, and its turn on the thread is the one of this moment, whoever waits for it or does not."""
         if self.ended.is_set():
             raise self._gone("it was ended")
-        work = asyncio.get_running_loop().run_in_executor(self._thread, call)
+        work = self._loop.run_in_executor(self._thread, call)
         self._waiting.add(work)
-        work.add_done_callback(self._waiting.discard)
+        work.add_done_callback(self._done)
         return self._outcome(work)
+
+    def _done(self, work: asyncio.Future[Any]) -> None:
+        self._waiting.discard(work)
+        if not work.cancelled():
+            work.exception()  # Seen, even if nobody waits for it.
 
     async def _outcome(self, work: asyncio.Future[T]) -> T:
         try:
@@ -53,8 +59,8 @@ class Lane:
 
     def end(self) -> None:
         """Whoever waits gets UnavailableError now; what is on the thread ends alone. Again is no error."""
-        if self.ended.is_set():
-            return
+        if self.ended.is_set() or self._loop.is_closed():
+            return  # After the loop the process ends: no thread may be started that late.
         self.ended.set()
         for work in list(self._waiting):
             work.cancel()

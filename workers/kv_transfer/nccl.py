@@ -39,7 +39,6 @@ class Outgoing:
         self.group = group
         self._pair = pair
         self._joined = joined
-        self._joined.add_done_callback(lambda _: group.lane.end())
         self._put = put
         self._sequence = itertools.count()
 
@@ -140,6 +139,7 @@ class NcclTransport:
         try:
             host = await group.local_host(peer_host)
             joined = join(pair.pack() + host.encode())
+            joined.add_done_callback(lambda _: group.lane.end())
             store = await call(joined.read())
             await group.find_store(store.decode(), _JOIN_TIMEOUT_S)
             await group.connect(host, _JOIN_TIMEOUT_S)

@@ -124,7 +124,6 @@ class Outgoing:
         self._pair = pair
         self._agent = agent
         self._joined = joined
-        self._joined.add_done_callback(lambda _: agent.lane.end())
         self._put = put
 
     @property
@@ -216,13 +215,16 @@ class NixlTransport:
 async def _meet(pair: Pair, channel: grpc.aio.Channel) -> Outgoing:
     agent = Agent(f"{pair} sender")
     join: Any = channel.unary_stream(f"/{_SERVICE}/{_JOIN}")
-    joined = join(pair.pack())
+    joined: Any = None
     try:
         await agent.open()
+        joined = join(pair.pack())
+        joined.add_done_callback(lambda _: agent.lane.end())
         await call(joined.read())
     except BaseException:
         agent.lane.end()
-        joined.cancel()
+        if joined is not None:
+            joined.cancel()
         raise
     return Outgoing(pair, agent, joined, channel.unary_unary(f"/{_SERVICE}/{_PUT}"))
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from workers.errors import DeadlineError, FrameError, StaleGrantError, UnavailableError
 from workers.kv_transfer.frame import Buffer, Frame, decode, verify
 from workers.kv_transfer.nccl import NcclTransport, Outgoing
+from workers.kv_transfer.pair_group import RECEIVER as RECEIVER_RANK
 from workers.kv_transfer.pair_group import Gloo, PairGroup
 from workers.kv_transfer.sessions import SessionSender
 from workers.rpc import GrpcNetwork, call
@@ -290,6 +292,27 @@ def test_closing_the_sender_ends_its_sends_and_its_groups():
     on_stage(script)
 
 
+def test_closing_does_not_wait_for_a_group_that_is_being_made(monkeypatch):
+    async def script(stage: Stage) -> None:
+        connect = Gloo.connect
+
+        def late(gloo: Gloo, store: Any, rank: int, host: str, timeout_s: float) -> Any:
+            if rank == RECEIVER_RANK:
+                time.sleep(1.0)
+            return connect(gloo, store, rank, host, timeout_s)
+
+        monkeypatch.setattr(Gloo, "connect", late)
+        sending = asyncio.create_task(stage.sender.send(frame(), "r", TIMEOUT_S))
+        await until(lambda: stage.pairs)
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(0.5):
+            await stage.sender.close()
+        with pytest.raises(UnavailableError):
+            await sending
+
+    on_stage(script)
+
+
 def test_a_restarted_receiver_is_another_peer_at_once():
     async def script(stage: Stage) -> None:
         stage.receiver.open.clear()
@@ -364,3 +387,16 @@ def test_nothing_waits_for_a_process_that_was_killed_or_stands_still():
             await sender.close()
 
     on_stage(script)
+
+
+def test_a_process_that_closes_nothing_ends_all_the_same():
+    script = """
+import asyncio
+from tests.workers.kv_transfer.test_nccl import Stage, frame
+async def main():
+    stage = Stage()
+    await stage.start()
+    await stage.sender.send(frame(), "r", 20.0)
+asyncio.run(main())
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60.0, capture_output=True)
