@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ class Lane:
         self._loop = asyncio.get_running_loop()
         self._errors = errors
         self._on_end = on_end
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"kv-{name}")
+        self._calls = ThreadPoolExecutor(1, thread_name_prefix=f"kv-{name}")
         self._waiting: set[asyncio.Future[Any]] = set()
 
     async def run(self, call: Callable[[], T]) -> T:
@@ -34,7 +35,7 @@ class Lane:
         """As run, and its turn on the thread is the one of this moment, whoever waits for it or does not."""
         if self.ended.is_set():
             raise self._gone("it was ended")
-        work = self._loop.run_in_executor(self._thread, call)
+        work = self._loop.run_in_executor(self._calls, call)
         self._waiting.add(work)
         work.add_done_callback(self._done)
         return self._outcome(work)
@@ -65,11 +66,16 @@ class Lane:
         for work in list(self._waiting):
             work.cancel()
         self._on_end()
-        self._thread.shutdown(wait=False)
+        self._calls.shutdown(wait=False)
+
+    def beside(self, call: Callable[[], None]) -> None:
+        """Now, on a thread of its own, since the lane's may be the one that waits; from `on_end`."""
+        # No daemon: one that is cut off inside a library of C++ ends the process.
+        threading.Thread(target=call).start()
 
     def finally_run(self, call: Callable[[], None]) -> None:
         """The last thing on the thread, from `on_end`."""
-        self._thread.submit(call)
+        self._calls.submit(call)
 
     def _gone(self, reason: str) -> UnavailableError:
         return UnavailableError(f"{self.name} is no more: {reason}")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Coroutine
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -186,8 +186,7 @@ class PairGroup:
     def _end(self) -> None:
         """End what waits here and at the peer, and let go of everything."""
         if self._group is not None:
-            # Its own thread may be the one that waits. No daemon: one that is cut off inside torch ends the process.
-            threading.Thread(target=self._backend.abort, args=(self._group, self._rank)).start()
+            self.lane.beside(partial(self._backend.abort, self._group, self._rank))
         self.lane.finally_run(self._let_go)
 
     def _let_go(self) -> None:
