@@ -3,123 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.workers.kv_transfer.groups import (
+    RECEIVER,
+    SENDER,
+    TIMEOUT_S,
+    Stage,
+    frame,
+    leftovers,
+    num_sockets,
+    on_stage,
+    until,
+)
 from workers.errors import DeadlineError, FrameError, StaleGrantError, UnavailableError
-from workers.kv_transfer.frame import Buffer, Frame, decode, verify
-from workers.kv_transfer.nccl import NcclTransport, Outgoing
-from workers.kv_transfer.pair_group import RECEIVER as RECEIVER_RANK
-from workers.kv_transfer.pair_group import Gloo, PairGroup
-from workers.kv_transfer.sessions import SessionSender
-from workers.rpc import GrpcNetwork, call
-
-SENDER, RECEIVER, OTHER = "a" * 32, "b" * 32, "c" * 32
-TIMEOUT_S = 20.0
-
-
-def frame(number: int = 7, payload: bytes = b"KV" * 1000) -> Frame:
-    return Frame(number, RECEIVER, 0, 2, 0, 4, payload)
-
-
-class Receiver:
-    """Takes frames of request "r" while it is open; those of grant 99 are stale."""
-
-    def __init__(self) -> None:
-        self.received: dict[int, bytes] = {}
-        self.num_waiting = 0
-        self.open = asyncio.Event()
-        self.open.set()
-
-    async def receive(self, data: Buffer) -> None:
-        found, checksum = decode(data)
-        if found.grant_id == 99:
-            raise StaleGrantError("no more")
-        verify(found, checksum, "r")
-        self.num_waiting += 1
-        await self.open.wait()
-        self.received[found.grant_id] = bytes(found.payload)
-
-
-class Stage:
-    """A receiver behind a gRPC server, and a sender to it."""
-
-    def __init__(self, incarnation: str = RECEIVER) -> None:
-        self.network = GrpcNetwork()
-        self.receiver = Receiver()
-        self.transport = NcclTransport(Gloo(), self.network, incarnation)
-        self._server = self.network.server()
-        self.transport.serve(self.receiver, self._server)
-
-    async def start(self, port: int = 0) -> None:
-        self.address = await self.network.listen(self._server, "127.0.0.1", port)
-        self.sender = self.sender_from(NcclTransport(Gloo(), self.network, SENDER))
-
-    def sender_from(self, transport: NcclTransport) -> SessionSender:
-        return transport.sender(self.address, RECEIVER)
-
-    async def outgoing(self) -> Outgoing:
-        """The sender's group, once frame 0 has gone through it."""
-        await self.sender.send(frame(0), "r", TIMEOUT_S)
-        assert isinstance(self.sender._session, Outgoing)
-        return self.sender._session
-
-    @property
-    def pairs(self) -> list[str]:
-        """The groups that the receiver has."""
-        return [str(pair) for pair in self.transport._incoming]
-
-    async def stop(self) -> None:
-        await self.sender.close()
-        await self._server.stop(None)
-
-
-def leftovers() -> list[str]:
-    """Threads of groups and stores in this process: torch's, by the names that Linux knows, and ours."""
-    names = [thread.name for thread in threading.enumerate()]
-    for path in Path("/proc/self/task").glob("*/comm"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            names.append(path.read_text())
-    return [name for name in names if name.startswith(("gloo_", "pt_", "kv-gloo"))]
-
-
-def num_sockets() -> int:
-    num = 0
-    for path in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):
-            num += os.readlink(path).startswith("socket:")
-    return num
-
-
-async def until(holds: Callable[[], object], within_s: float = 10.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not holds():  # noqa: ASYNC110  What is waited for is on other threads.
-            await asyncio.sleep(0.005)
-
-
-def on_stage(script: Callable[[Stage], Awaitable[Any]]) -> None:
-    """Run `script`; afterwards no thread and no group may be left."""
-
-    async def main() -> None:
-        stage = Stage()
-        await stage.start()
-        try:
-            await script(stage)
-        finally:
-            await stage.stop()
-        await until(lambda: not leftovers() and not stage.pairs)
-
-    asyncio.run(main())
+from workers.kv_transfer.pair_group import PairGroup
+from workers.rpc import call
 
 
 def test_frames_of_any_size_arrive_over_one_group():
@@ -277,126 +178,3 @@ def test_groups_that_ended_leave_nothing_open():
             await until(lambda: not leftovers() and not stage.pairs)
 
     on_stage(script)
-
-
-def test_closing_the_sender_ends_its_sends_and_its_groups():
-    async def script(stage: Stage) -> None:
-        stage.receiver.open.clear()
-        sends = [asyncio.create_task(stage.sender.send(frame(i), "r", TIMEOUT_S)) for i in range(4)]
-        await until(lambda: stage.receiver.num_waiting == 4)
-        await stage.sender.close()
-        results = await asyncio.gather(*sends, return_exceptions=True)
-        assert {type(result) for result in results} == {UnavailableError}
-        await until(lambda: not stage.pairs)
-
-    on_stage(script)
-
-
-def test_closing_does_not_wait_for_a_group_that_is_being_made(monkeypatch):
-    async def script(stage: Stage) -> None:
-        connect = Gloo.connect
-
-        def late(gloo: Gloo, store: Any, rank: int, host: str, timeout_s: float) -> Any:
-            if rank == RECEIVER_RANK:
-                time.sleep(1.0)
-            return connect(gloo, store, rank, host, timeout_s)
-
-        monkeypatch.setattr(Gloo, "connect", late)
-        sending = asyncio.create_task(stage.sender.send(frame(), "r", TIMEOUT_S))
-        await until(lambda: stage.pairs)
-        await asyncio.sleep(0.2)
-        async with asyncio.timeout(0.5):
-            await stage.sender.close()
-        with pytest.raises(UnavailableError):
-            await sending
-
-    on_stage(script)
-
-
-def test_a_restarted_receiver_is_another_peer_at_once():
-    async def script(stage: Stage) -> None:
-        stage.receiver.open.clear()
-        sends = [asyncio.create_task(stage.sender.send(frame(i), "r", TIMEOUT_S)) for i in range(4)]
-        await until(lambda: stage.receiver.num_waiting == 4)
-        await stage._server.stop(None)
-        results = await asyncio.gather(*sends, return_exceptions=True)
-        assert {type(result) for result in results} == {UnavailableError}
-        new = Stage(OTHER)
-        await new.start(port=int(stage.address.rsplit(":", 1)[1]))
-        with pytest.raises(UnavailableError, match=f"{RECEIVER} is no more"):
-            await new.sender.send(frame(1), "r", TIMEOUT_S)
-        to_new = NcclTransport(Gloo(), new.network, SENDER).sender(new.address, OTHER)
-        await to_new.send(frame(2), "r", TIMEOUT_S)
-        assert set(new.receiver.received) == {2}
-        await to_new.close()
-        await new.stop()
-
-    on_stage(script)
-
-
-# Takes frames from its parent, and sends it some without end.
-_PEER = """
-import asyncio, sys
-from tests.workers.kv_transfer.test_nccl import Stage, frame
-async def main():
-    stage = Stage()
-    await stage.start()
-    print(stage.address, flush=True)
-    sender = stage.transport.sender(sys.argv[1], "b" * 32)
-    while True:
-        await sender.send(frame(), "r", 20.0)
-asyncio.run(main())
-"""
-
-
-@contextmanager
-def peer_process(address: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process with a receiver, which sends to ours at `address`; and its receiver's address."""
-    command = [sys.executable, "-c", _PEER, address]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process, process.stdout.readline().strip()
-        finally:
-            process.kill()
-
-
-def test_nothing_waits_for_a_process_that_was_killed_or_stands_still():
-    async def script(stage: Stage) -> None:
-        with peer_process(stage.address) as (process, address):
-            sender = NcclTransport(Gloo(), stage.network, SENDER).sender(address, RECEIVER)
-            await asyncio.gather(*(sender.send(frame(i), "r", TIMEOUT_S) for i in range(4)))
-            await until(lambda: stage.receiver.num_waiting > 10)
-            # Stands still for longer than the sender waits, and comes back.
-            process.send_signal(signal.SIGSTOP)
-            with pytest.raises(DeadlineError):
-                await sender.send(frame(5), "r", 0.3)
-            process.send_signal(signal.SIGCONT)
-            await sender.send(frame(6), "r", TIMEOUT_S)
-            # Dies between two sides that wait for it.
-            process.send_signal(signal.SIGSTOP)
-            sends = [asyncio.create_task(sender.send(frame(i, bytes(8 << 20)), "r", TIMEOUT_S)) for i in range(4)]
-            await asyncio.sleep(0.1)
-            process.kill()
-            async with asyncio.timeout(2.0):
-                results = await asyncio.gather(*sends, return_exceptions=True)
-            assert {type(result) for result in results} == {UnavailableError}
-            await until(lambda: not stage.pairs, within_s=2.0)
-            with suppress(UnavailableError):
-                await sender.send(frame(7), "r", 0.5)
-            await sender.close()
-
-    on_stage(script)
-
-
-def test_a_process_that_closes_nothing_ends_all_the_same():
-    script = """
-import asyncio
-from tests.workers.kv_transfer.test_nccl import Stage, frame
-async def main():
-    stage = Stage()
-    await stage.start()
-    await stage.sender.send(frame(), "r", 20.0)
-asyncio.run(main())
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60.0, capture_output=True)

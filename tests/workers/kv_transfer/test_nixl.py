@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.kv_transfer.test_nccl import OTHER, RECEIVER, SENDER, TIMEOUT_S, Receiver, frame, until
+from tests.workers.kv_transfer.groups import OTHER, RECEIVER, SENDER, TIMEOUT_S, Receiver, frame, until
 from workers.errors import ConfigError, DeadlineError, FrameError, StaleGrantError, UnavailableError
 from workers.kv_transfer.nixl import NixlTransport, Outgoing
 from workers.rpc import GrpcNetwork

@@ -10,7 +10,7 @@ import pytest
 
 from tests.factories import GREEDY, in_use, make_config, make_request, tokens_of
 from tests.fake_model import HashRunner, expected_tokens
-from tests.workers.kv_transfer.test_nccl import leftovers, until
+from tests.workers.kv_transfer.groups import leftovers, until
 from tests.workers.kv_transfer.test_nixl import needs_nixl
 from tests.workers.pair import ROUTER, copy_of
 from workers.engine.executor import Executor
