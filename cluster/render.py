@@ -63,7 +63,12 @@ def _worker_object(worker: router_pb2.WorkerStatus) -> dict[str, Any]:
         **{key: getattr(stats, key) for key in _SUMS},
         "num_waiting_for_kv": stats.num_waiting_for_kv,
         "peers": [
-            {"incarnation": peer.incarnation, "transport": peer.transport, "checksum": peer.checksum}
+            {
+                "incarnation": peer.incarnation,
+                "transport": peer.transport,
+                "address": peer.address,
+                "checksum": peer.checksum,
+            }
             for peer in stats.peers
         ],
     }
@@ -77,6 +82,7 @@ def status_title(status: router_pb2.GetStatusResponse) -> str:
 
 def status_table(status: router_pb2.GetStatusResponse) -> Table:
     table = _table("worker", "state", "pid", "cores", "running", "waiting", "free", "cached", "taken", "KV by")
+    names = {worker.stats.incarnation: worker.stats.name for worker in status.workers}
     for worker in status.workers:
         stats = worker.stats
         cells = (
@@ -87,7 +93,7 @@ def status_table(status: router_pb2.GetStatusResponse) -> Table:
             stats.blocks_free,
             stats.blocks_cached,
             stats.blocks_in_use + stats.blocks_reserved + stats.blocks_quarantined,
-            ", ".join(sorted(set(map(_way, stats.peers)))) or "-",
+            _ways(stats.peers, names),
         )
         table.add_row(stats.name or worker.address, _STATES.get(worker.state, "unknown"), *map(str, cells))
     return table
@@ -133,6 +139,16 @@ def audit_verdict(report: Report) -> str:
 
 def _way(peer: worker_pb2.PeerStats) -> str:
     return peer.transport if peer.checksum else f"{peer.transport} without checksum"
+
+
+def _ways(peers: Sequence[worker_pb2.PeerStats], names: Mapping[str, str]) -> str:
+    """How KV goes to the peers: grpc, or where they differ: shm to decode-0 decode-2, grpc to decode-1."""
+    found: dict[str, list[str]] = {}
+    for peer in peers:
+        found.setdefault(_way(peer), []).append(names.get(peer.incarnation) or peer.address)
+    if len(found) <= 1:
+        return next(iter(found), "-")
+    return ", ".join(f"{way} to {' '.join(sorted(to))}" for way, to in found.items())
 
 
 def timeline_table(completions: Mapping[str, Completion]) -> Table:

@@ -170,6 +170,7 @@ def _of_workers(workers: Sequence[router_pb2.WorkerStatus]) -> Iterator[Metric]:
     for field in _WORKER_COUNTERS:
         yield _each(CounterMetricFamily(f"kvferry_worker_{field}", field, labels=["worker", "role"]), heard, field)
     yield _draft_acceptance(heard)
+    yield _peer_transports(heard)
 
 
 def _up(workers: Sequence[router_pb2.WorkerStatus]) -> Metric:
@@ -195,6 +196,18 @@ def _draft_acceptance(heard: Sequence[WorkerStats]) -> Metric:
     for stats in heard:
         if stats.num_draft_tokens:
             family.add_metric([stats.name, stats.role], stats.num_accepted_tokens / stats.num_draft_tokens)
+    return family
+
+
+def _peer_transports(heard: Sequence[WorkerStats]) -> Metric:
+    labels = ["worker", "role", "peer", "transport"]
+    family = GaugeMetricFamily("kvferry_worker_peer_transport", "1: KV goes to that peer by it.", labels=labels)
+    names = {stats.incarnation: stats.name for stats in heard}
+    for stats in heard:
+        for peer in stats.peers:
+            # One that is no more has no name, and may share its transport with the one that took its name.
+            name = names.get(peer.incarnation, peer.incarnation)
+            family.add_metric([stats.name, stats.role, name, peer.transport], 1)
     return family
 
 

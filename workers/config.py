@@ -128,8 +128,10 @@ class EngineConfig(ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig):
 
 
 class TransferConfig(Strict):
-    # How KV moves. shm: to workers of the same host only. auto: by shm where both sides can, else by gRPC.
-    transport: Literal["auto", "grpc", "shm"] = "grpc"
+    # How KV moves. shm: to workers of the same host only. nccl: between GPUs; gloo: the same way between CPUs.
+    # nixl: over UCX, with kvferry[nixl].
+    # auto: the best that both sides can, of nccl (on GPUs), shm, grpc.
+    transport: Literal["auto", "grpc", "shm", "nccl", "gloo", "nixl"] = "grpc"
     # Target payload of one frame: larger ones fall out of caches between one copy and the next, smaller ones cost as
     # much in calls as in copies.
     frame_bytes: int = Field(default=8 << 20, ge=1 << 10, le=64 << 20)

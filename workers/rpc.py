@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -128,6 +129,23 @@ def add_bytes_method(
         return b""
 
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {method: grpc.unary_unary_rpc_method_handler(called)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+
+def add_bytes_stream(
+    server: grpc.aio.Server, service: str, method: str, handle: Callable[[bytes], AsyncGenerator[bytes, None]]
+) -> None:
+    """The same with answers of many parts. `handle` is closed when its caller is gone."""
+
+    async def called(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncGenerator[bytes, None]:
+        try:
+            async with aclosing(handle(data)) as parts:
+                async for part in parts:
+                    yield part
+        except KVFerryError as error:
+            await abort_with(context, error)
+
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {method: grpc.unary_stream_rpc_method_handler(called)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
 

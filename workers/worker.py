@@ -19,10 +19,10 @@ from workers.engine.engine import Engine
 from workers.engine.executor import Executor
 from workers.errors import InvalidRequestError, KVFerryError, UnavailableError
 from workers.faults import faulty_border
+from workers.kv_transfer.available import open_transports
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.outgoing import FrameSender
 from workers.kv_transfer.peers import Peers
-from workers.kv_transfer.transports import open_transports
 from workers.outputs import OutputStreams
 from workers.prefill import Prefill
 from workers.replicas import Replicas
@@ -51,7 +51,7 @@ class Worker:
         self.config = config
         self.incarnation = incarnation or uuid.uuid4().hex
         self._network = network or GrpcNetwork()
-        self.transports = open_transports(config.transfer.transport, self._network)
+        self.transports = open_transports(config.transfer, config.device, self._network, self.incarnation)
         self._make_executor = make_executor or _load_model
         # Empty until its port is open, which callers may be quicker to find than this worker itself.
         self.address = ""
@@ -121,7 +121,12 @@ class Worker:
         stats.kv_bytes_replicated = self._replicas.num_bytes_kept
         stats.num_replicas_refused = self._replicas.num_refused
         stats.peers.extend(
-            worker_pb2.PeerStats(incarnation=peer.incarnation, transport=peer.transport, checksum=transfer.checksum)
+            worker_pb2.PeerStats(
+                incarnation=peer.incarnation,
+                transport=peer.transport,
+                address=peer.address,
+                checksum=transfer.checksum,
+            )
             for peer in self._peers.connected
         )
         return stats

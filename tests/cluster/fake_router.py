@@ -84,7 +84,7 @@ def _worker(name: str, role: str) -> pb.WorkerStatus:
         blocks_reserved=1,
         blocks_in_use=2,
         num_running=1,
-        peers=[worker_pb2.PeerStats(incarnation="peer", transport="grpc", checksum=True)],
+        peers=[worker_pb2.PeerStats(incarnation="peer", transport="grpc", address="127.0.0.1:10", checksum=True)],
         cpu_affinity=[0],
     )
     return pb.WorkerStatus(address="127.0.0.1:9", state=pb.WORKER_STATE_READY, stats=stats)

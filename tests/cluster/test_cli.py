@@ -54,7 +54,8 @@ def test_status_json_is_one_object(router, capsys):
     assert [worker["name"] for worker in status["workers"]] == ["prefill-0", "decode-0"]
     for worker in status["workers"]:
         assert worker["state"] == "ready"
-        assert worker["peers"] == [{"incarnation": "peer", "transport": "grpc", "checksum": True}]
+        peer = {"incarnation": "peer", "transport": "grpc", "address": "127.0.0.1:10", "checksum": True}
+        assert worker["peers"] == [peer]
         parts = ("blocks_free", "blocks_cached", "blocks_reserved", "blocks_in_use", "blocks_quarantined")
         assert worker["blocks_total"] == sum(worker[part] for part in parts)
         assert {"role", "pid", "node", "incarnation", "num_running", "num_waiting"} <= worker.keys()
@@ -68,6 +69,7 @@ def test_status_table_names_the_workers(router, capsys):
     assert "fake is ready" in out
     assert "prefill-0" in out
     assert "decode-0" in out
+    assert out.count("grpc") == 2
 
 
 def test_target_is_taken_from_the_cluster_that_runs_here(router, capsys, home):

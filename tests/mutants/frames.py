@@ -58,4 +58,20 @@ FRAMES = (
         "lambda: os.close(self._fd)",
         ("tests/workers/kv_transfer/test_shm.py::test_what_was_packed_and_never_sent_leaves_nothing_open",),
     ),
+    Mutant(
+        "a group in which something failed is never used again",
+        "D5",
+        "workers/kv_transfer/sessions.py",
+        "if self._session is None or self._session.ended:",
+        "if self._session is None:",
+        ("tests/workers/kv_transfer/test_nccl.py::test_after_a_missed_deadline_the_group_is_another",),
+    ),
+    Mutant(
+        "a group is for two incarnations",
+        "D1",
+        "workers/kv_transfer/nccl.py",
+        "if pair.receiver != self._incarnation:",
+        "if False:",
+        ("tests/workers/kv_transfer/test_nccl_deaths.py::test_a_restarted_receiver_is_another_peer_at_once",),
+    ),
 )

@@ -81,7 +81,7 @@ LAYOUTS = (
         "KV is cast to the receiver's dtype",
         "B6",
         "workers/kv_transfer/outgoing.py",
-        "*layers, outgoing.peer.layout.dtype)",
+        "*layers, dtype=outgoing.peer.layout.dtype)",
         "*layers)",
         (
             f"{CAST_TESTS}::test_kv_is_cast_to_the_receivers_dtype[fp32-bf16]",

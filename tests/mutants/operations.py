@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+AVAILABLE = "workers/kv_transfer/available.py"
 TRANSPORTS = "workers/kv_transfer/transports.py"
 CHOICE_TESTS = "tests/workers/kv_transfer/test_choice_of_transport.py"
 REGISTRATION_TESTS = "tests/router/test_registration.py"
@@ -75,8 +76,8 @@ OPERATIONS = (
     Mutant(
         "a transport that is asked for by name is the only one",
         "E6",
-        TRANSPORTS,
-        'if setting != "auto":',
+        AVAILABLE,
+        'if config.transport != "auto":',
         "if False:",
         (
             f"{CHOICE_TESTS}::test_another_host_is_served_by_grpc_when_auto_and_refused_when_shm_is_forced",

@@ -178,8 +178,8 @@ PRESSURE = (
         "a frame has a deadline",
         "D5",
         "workers/kv_transfer/grpc.py",
-        "await call(self._put(encode(frame, request_id), timeout=timeout_s))",
-        "await call(self._put(encode(frame, request_id)))",
+        "await call(self._put(packed, timeout=timeout_s))",
+        "await call(self._put(packed))",
         (f"{ONE_SIDE_TESTS}::test_any_one_frame_that_gets_lost_ends_the_hand_off_within_its_deadline",),
     ),
     Mutant(

@@ -192,8 +192,8 @@ WRONG_OUTPUT = (
         "decode writes a token's KV where its position says",
         "B9",
         DECODE,
-        "slots_of(hand_off.request.block_table, frame.token_start, frame.token_end, self._layout.block_size)",
-        "slots_of(hand_off.request.block_table, 0, frame.token_end - frame.token_start, self._layout.block_size)",
+        "slots_of(request.block_table, frame.token_start, frame.token_end, self._layout.block_size)",
+        "slots_of(request.block_table, 0, frame.token_end - frame.token_start, self._layout.block_size)",
         (f"{PREFIX_LENGTH_TESTS}::test_the_answer_is_that_of_a_model_without_a_cache[8-13-sizes0]",),
     ),
 )

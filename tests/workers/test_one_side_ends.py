@@ -65,7 +65,7 @@ def test_whatever_decode_refuses_leaves_no_block_on_either_side(where, error, mo
     async def script(pair: Pair) -> None:
         # Decode's own layout is the one that is asked about.
         owner: Any = {"layout": type(pair.decode.layout)}.get(where, pair.decode.decode)
-        name = {"layout": "require_same"}.get(where, where)
+        name = {"layout": "require_convertible"}.get(where, where)
         monkeypatch.setattr(owner, name, refuse_later if where == "receive" else refuse)
         try:
             await pair.hand_over(make_request(20, LONG))

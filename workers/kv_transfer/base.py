@@ -73,7 +73,8 @@ class Transport(Protocol):
 
     name: str
 
-    def sender(self, address: str) -> KVSender[Any]: ...
+    def sender(self, address: str, incarnation: str) -> KVSender[Any]:
+        """To that incarnation of the worker at `address`, and no other."""
 
     def serve(self, receiver: KVReceiver, server: grpc.aio.Server) -> None:
         """Before `server` starts: what it must answer for this transport."""

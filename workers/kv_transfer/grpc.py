@@ -43,7 +43,7 @@ class GrpcTransport:
     def __init__(self, network: Network) -> None:
         self._network = network
 
-    def sender(self, address: str) -> GrpcSender:
+    def sender(self, address: str, incarnation: str) -> GrpcSender:
         return GrpcSender(self._network.connect(address, bulk=True))
 
     def serve(self, receiver: KVReceiver, server: grpc.aio.Server) -> None:

@@ -44,7 +44,7 @@ class LocalTransport:
     def __init__(self) -> None:
         self.receivers: dict[str, KVReceiver] = {}
 
-    def sender(self, address: str) -> LocalSender:
+    def sender(self, address: str, incarnation: str) -> LocalSender:
         return LocalSender(lambda: self.receivers.get(address), address)
 
     def serve(self, receiver: KVReceiver, server: grpc.aio.Server) -> None:

@@ -37,10 +37,11 @@ class Peer:
         timeout_s: float,
     ) -> None:
         self.incarnation = answer.incarnation
+        self.address = address
         # What frames to it have: KV is cast here where its dtype is another.
         self.layout = KVLayout.from_proto(answer.layout)
         self.transport = transport.name
-        self._sender = transport.sender(address)
+        self._sender = transport.sender(address, answer.incarnation)
         self.window = asyncio.Semaphore(answer.credits)
         self._channel = channel
         self._stub = pb_grpc.KVTransferServiceStub(channel)

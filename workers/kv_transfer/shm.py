@@ -153,7 +153,7 @@ class ShmTransport:
                 param="transfer.transport",
             ) from error
 
-    def sender(self, address: str) -> ShmSender:
+    def sender(self, address: str, incarnation: str) -> ShmSender:
         return ShmSender(self._network.connect(address, bulk=True))
 
     def serve(self, receiver: KVReceiver, server: grpc.aio.Server) -> None:

@@ -1,35 +1,13 @@
-"""Which of the ways for KV to travel this worker has, and which is taken to each peer."""
+"""The ways for KV to travel that a worker has, and which of them is taken to each peer."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import grpc.aio
 
-from workers.errors import ConfigError, LayoutMismatchError
+from workers.errors import LayoutMismatchError
 from workers.kv_transfer.base import KVReceiver, Transport
-from workers.kv_transfer.grpc import GrpcTransport
-from workers.kv_transfer.shm import ShmTransport
-from workers.rpc import Network
-
-logger = logging.getLogger(__name__)
-
-# Fastest first.
-_MAKERS: dict[str, Callable[[Network], Transport]] = {"shm": ShmTransport, "grpc": GrpcTransport}
-
-
-def open_transports(setting: str, network: Network) -> Transports:
-    """Those that `transfer.transport` allows. ConfigError when one that is asked for by name cannot work here."""
-    if setting != "auto":
-        return Transports([_MAKERS[setting](network)])
-    found = []
-    for make in _MAKERS.values():
-        try:
-            found.append(make(network))
-        except ConfigError as error:
-            logger.warning("transport: auto goes without one: %s", error.message)
-    return Transports(found)
 
 
 class Transports:

@@ -56,7 +56,7 @@ def test_a_damaged_payload_is_refused_by_every_transport_and_the_true_one_arrive
         way.reachable(receiver, address)
         request, grant = stage.reserve(6)
         frame = frame_of(request, grant, (0, NUM_LAYERS), (0, 6))
-        sender = way.sender(address)
+        sender = way.sender(address, "a" * 32)
         receiver.damage = flip_payload
         with pytest.raises(FrameError, match="checksum mismatch"):
             await sender.send(sender.pack(unsent(frame)), 5.0)

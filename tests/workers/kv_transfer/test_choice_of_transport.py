@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -11,9 +14,12 @@ from cluster.sim.network import SimNetwork
 from tests.factories import make_request, make_worker
 from tests.fake_model import expected_tokens
 from tests.workers.pair import copy_of
+from workers.config import TransferConfig
 from workers.errors import ConfigError, LayoutMismatchError
+from workers.kv_transfer.available import open_transports
+from workers.kv_transfer.nccl import NcclTransport
+from workers.kv_transfer.pair_group import Gloo
 from workers.kv_transfer.shm import ShmTransport
-from workers.kv_transfer.transports import open_transports
 
 
 def ask(prefill_setting: str, decode_setting: str) -> tuple[list[int], list[str]]:
@@ -83,5 +89,56 @@ def test_a_machine_without_shared_memory_says_so_at_once(monkeypatch):
     monkeypatch.setattr(os, "memfd_create", no_memfd)
     network = SimNetwork().host()
     with pytest.raises(ConfigError, match=r"memfd .* set transfer\.transport: grpc"):
-        open_transports("shm", network)
-    assert list(open_transports("auto", network).offers()) == ["grpc"]
+        open_transports(TransferConfig(transport="shm"), "cpu", network, "a" * 32)
+    assert list(open_transports(TransferConfig(transport="auto"), "cpu", network, "a" * 32).offers()) == ["grpc"]
+
+
+def test_nccl_asked_for_by_name_is_refused_where_there_are_no_gpus():
+    network = SimNetwork().host()
+    nccl = TransferConfig(transport="nccl")
+    with pytest.raises(ConfigError, match=r"device is cpu; set device: cuda, or transfer\.transport: gloo") as caught:
+        open_transports(nccl, "cpu", network, "a" * 32)
+    assert caught.value.param == "transfer.transport"
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="needs a machine without an NVIDIA GPU")
+def test_auto_on_a_gpu_says_why_it_goes_without_nccl(caplog):
+    network = SimNetwork().host()
+    with pytest.raises(ConfigError, match=r"needs an NVIDIA GPU .* set transfer\.transport: grpc"):
+        open_transports(TransferConfig(transport="nccl"), "cuda", network, "a" * 32)
+    transports = open_transports(TransferConfig(transport="auto"), "cuda", network, "a" * 32)
+    assert list(transports.offers()) == ["shm", "grpc"]
+    assert "auto goes without nccl: transport nccl needs an NVIDIA GPU" in caplog.text
+
+
+def test_gloo_is_taken_only_by_two_that_ask_for_it():
+    with pytest.raises(LayoutMismatchError, match="cannot go by shm, grpc"):
+        ask("auto", "gloo")
+    with pytest.raises(LayoutMismatchError, match="cannot go by gloo"):
+        ask("gloo", "auto")
+
+
+def test_one_gpu_is_not_both_ends_of_a_group():
+    class Card(Gloo):
+        def __init__(self, uuid: bytes) -> None:
+            self.uuid = uuid
+
+        def identity(self) -> bytes:
+            return self.uuid
+
+    network = SimNetwork().host()
+    one, other = (NcclTransport(Card(uuid), network, "a" * 32) for uuid in (b"GPU-1", b"GPU-2"))
+    assert one.accepts(other.offer())
+    assert not one.accepts(one.offer())
+
+
+def test_the_other_transports_do_not_load_torch():
+    script = """
+import sys
+from tests.factories import make_config
+from workers.worker import Worker
+for transport in ("auto", "grpc", "shm"):
+    Worker(make_config(transfer={"transport": transport}))
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -56,10 +56,10 @@ def on_stage(transport: str, script: Callable[[KVSender[Any], Receiver], Awaitab
         way.serve(receiver, server)
         address = await host.listen(server, "h", 0)
         way.reachable(receiver, address)
-        sender = way.sender(address)
+        sender = way.sender(address, "a" * 32)
         await script(sender, receiver)
         await sender.close()
-        nowhere = way.sender("h:1")
+        nowhere = way.sender("h:1", "a" * 32)
         with pytest.raises(UnavailableError):
             await put(nowhere, FRAME)
         await nowhere.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from workers.kv_transfer.base import KVSender
 from workers.kv_transfer.frame import Frame, UnsentFrame
 
 
@@ -12,3 +14,7 @@ def unsent(frame: Frame, request_id: str = "r", checksum: bool = True) -> Unsent
         room[:] = frame.payload
 
     return UnsentFrame(replace(frame, payload=b""), request_id, len(frame.payload), fill, checksum)
+
+
+async def send_frame(sender: KVSender[Any], frame: Frame, request_id: str, timeout_s: float) -> None:
+    await sender.send(sender.pack(unsent(frame, request_id)), timeout_s)

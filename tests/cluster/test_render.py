@@ -1,0 +1,32 @@
+"""What `kvferry status` prints of the ways that KV takes."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from cluster.render import status_table
+from protos import router_pb2, worker_pb2
+
+
+def kv_by(**peers: str) -> str:
+    """The last cell of a prefill worker's row: its peers' incarnations, and how KV goes to each."""
+    sender = worker_pb2.WorkerStats(name="prefill-0", role="prefill", incarnation="p")
+    for incarnation, transport in peers.items():
+        address = f"h:{incarnation}"
+        sender.peers.add(incarnation=incarnation, transport=transport, address=address)
+    known = [sender, *(worker_pb2.WorkerStats(name=f"decode-{i}", incarnation=i) for i in "ab")]
+    status = router_pb2.GetStatusResponse(workers=[router_pb2.WorkerStatus(stats=stats) for stats in known])
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(status_table(status))
+    row = next(line for line in captured.get().splitlines() if line.startswith("prefill-0"))
+    return row.split(" 0 ")[-1].strip()
+
+
+def test_one_way_to_all_peers_is_one_word():
+    assert kv_by() == "-"
+    assert kv_by(a="grpc", b="grpc") == "grpc"
+
+
+def test_different_ways_are_told_peer_by_peer():
+    assert kv_by(a="shm", b="grpc", c="shm") == "shm to decode-a h:c, grpc to decode-b"
