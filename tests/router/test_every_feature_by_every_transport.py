@@ -25,7 +25,7 @@ from workers.request import FinishReason, SamplingParams, TokenLogprobs
 from workers.rpc import GrpcNetwork
 from workers.worker import Worker
 
-TRANSPORTS = ["local", "shm", "grpc"]
+TRANSPORTS = ["local", "shm", "grpc", "gloo"]
 BLOCK_SIZE = 16
 TEXT = tokenizer().encode(" ".join(questions(8)))
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
