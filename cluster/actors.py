@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Between two looks of the cluster's process at every one of its own.
+_POLL_S = 0.05
 BEAT_S = 0.5
 
 
@@ -100,6 +101,16 @@ class RouterProcess(Process):
             self._server = await serve(config.name, config.router, config, self._tokenizer, worker_addresses)
             status = self._server.status()
             return status.http_endpoint, status.grpc_endpoint
+
+    async def unheard(self, within_s: float) -> list[str]:
+        """Addresses of workers from which this router has not heard yet, after so long."""
+        assert self._server is not None, "start comes first"
+        give_up_s = asyncio.get_running_loop().time() + within_s
+        while found := self._server.unheard():
+            if asyncio.get_running_loop().time() > give_up_s:
+                break
+            await asyncio.sleep(_POLL_S)
+        return found
 
     async def stop(self) -> None:
         if self._server:

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 _STOPPED = "stopped before it was ready"
 _POLL_S = 0.1
 _STOP_TIMEOUT_S = 5.0
+# For a router to hear from workers that answered already.
+_UNHEARD_S = 30.0
 # One that does not answer delays the look at the others by this much; asked it has been, and is heard at a later look.
 _BEAT_TIMEOUT_S = 0.1
 # The longest start of one process: so many times what all took at first, when nothing was in the page cache.
@@ -229,6 +231,10 @@ class Cluster:
         self._addresses = {name: loaded[name] for name in names}
         start = self._actors["router"].start.remote(list(self._addresses.values()))
         http, grpc = self._all({"router": start})["router"]
+        # Ready is who can answer.
+        if unheard := self._all({"router": self._actors["router"].unheard.remote(_UNHEARD_S)})["router"]:
+            silent = ", ".join(name for name, address in self._addresses.items() if address in unheard)
+            raise KVFerryError(f"the router cannot reach {silent} within {_UNHEARD_S:g} s; see {self.log('router')}")
         self._config = self._config.at_ports(http, grpc)
         return Endpoints(http, grpc)
 

@@ -66,6 +66,10 @@ class Serving:
     def status(self) -> router_pb2.GetStatusResponse:
         return self.server.status()
 
+    def unheard(self) -> list[str]:
+        """Addresses of workers that are not there."""
+        return [worker.address for worker in self.pool.workers if not worker.reachable]
+
     async def stop(self) -> None:
         """Answers that are not over end with an error event, after which they may be asked for again."""
         self.pool.refuse()

@@ -229,7 +229,7 @@ class WorkerHandle:
             # A call that timed out has waited as long as all the misses.
             self._misses += _MAX_MISSES if isinstance(error, DeadlineError) else 1
             if not self.reachable:
-                self._lose("does not answer")
+                self._lose(f"does not answer: {error.message}")
             return
         if self.stats.incarnation and stats.incarnation != self.stats.incarnation:
             self._lose("was replaced")

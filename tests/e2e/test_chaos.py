@@ -18,8 +18,10 @@ import pytest
 from cluster.client import AsyncClient, Sampling
 from protos.router_pb2 import WORKER_STATE_READY
 from tests.e2e.clusters import RealCluster, Running, up, wait_until
-from tests.prompts import chat, questions
+from tests.exact import Comparator
+from tests.prompts import chat, questions, token_ids
 from workers.errors import KVFerryError
+from workers.request import SamplingParams
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -113,7 +115,21 @@ def resident_bytes(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_two_hundred_requests_survive_kills_and_stops(tmp_path, capsys):
+def require_a_tie(
+    comparator: Comparator,
+    question: str,
+    sampling: Sampling,
+    mine: dict[int, list[int]],
+    others: dict[int, list[int]],
+) -> None:
+    """Other batches round in another way: where two answers part, two tokens must have been as likely."""
+    params = SamplingParams(**{key: value for key, value in sampling.items() if key != "n"})  # type: ignore[arg-type]
+    assert mine.keys() == others.keys()
+    for choice, tokens in mine.items():
+        comparator.require_same(token_ids(question), params, tokens, others[choice], choice=choice)
+
+
+def test_two_hundred_requests_survive_kills_and_stops(tmp_path, capsys, comparator: Comparator):
     requests = requests_of(seed=1)
     with up(RealCluster("e2e-chaos", tmp_path), CONFIG) as running:
         began_s = time.monotonic()
@@ -144,9 +160,10 @@ def test_two_hundred_requests_survive_kills_and_stops(tmp_path, capsys):
             )
         assert monkey.did["killed"] >= 5
         assert monkey.did["stopped"] >= 1
-        wrong = [o for o, same in zip(outcomes, exact, strict=True) if not same and not o.error]
-        assert not wrong
-        assert sum(exact) >= 0.99 * len(exact), errors
+        assert len(errors) <= 0.01 * len(outcomes), errors
+        for (question, sampling), mine, his in zip(requests, outcomes, calm, strict=True):
+            if mine.token_ids != his.token_ids and not mine.error:
+                require_a_tie(comparator, question, sampling, mine.token_ids, his.token_ids)
         wait_until(lambda: len(ready_pids(running)), lambda count: count == 4, HEAL_S)
         verified = running.cluster.kvferry("verify", "--name", running.cluster.name)
         assert verified.returncode == 0, verified.stdout + verified.stderr

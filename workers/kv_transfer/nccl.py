@@ -31,8 +31,8 @@ _JOIN_TIMEOUT_S = 5.0
 _ANNOUNCEMENT, _CHECKSUM = struct.Struct("<QQd"), struct.Struct("<Q")
 
 
-class Outgoing:
-    """One group, at its sender: a Session."""
+class GroupSession:
+    """One group, at its sender."""
 
     def __init__(self, pair: Pair, group: PairGroup, joined: Any, put: Any) -> None:
         self.group = group
@@ -105,7 +105,7 @@ class NcclTransport:
         self._incoming: dict[Pair, Incoming] = {}
 
     def sender(self, address: str, incarnation: str) -> SessionSender:
-        async def meet(channel: grpc.aio.Channel) -> Outgoing:
+        async def meet(channel: grpc.aio.Channel) -> GroupSession:
             pair = Pair(self._incarnation, incarnation, next(self._numbers))
             return await self._meet(pair, channel, address.rsplit(":", 1)[0].strip("[]"))
 
@@ -128,7 +128,7 @@ class NcclTransport:
         # NCCL takes each GPU once; CPUs have no identity.
         return not offer or offer != self._backend.identity()
 
-    async def _meet(self, pair: Pair, channel: grpc.aio.Channel, peer_host: str) -> Outgoing:
+    async def _meet(self, pair: Pair, channel: grpc.aio.Channel, peer_host: str) -> GroupSession:
         group, joined = PairGroup(self._backend, SENDER, str(pair)), None
         join: Any = channel.unary_stream(f"/{_SERVICE}/{_JOIN}")
         try:
@@ -143,7 +143,7 @@ class NcclTransport:
             if joined is not None:
                 joined.cancel()
             raise
-        return Outgoing(pair, group, joined, channel.unary_unary(f"/{_SERVICE}/{_PUT}"))
+        return GroupSession(pair, group, joined, channel.unary_unary(f"/{_SERVICE}/{_PUT}"))
 
     async def _join(self, data: bytes) -> AsyncGenerator[bytes, None]:
         """Hold one end of a group for as long as the call lasts."""

@@ -126,8 +126,8 @@ class Agent:
         self._rooms.clear()
 
 
-class Outgoing:
-    """The sender's end of one pair: a Session."""
+class AgentSession:
+    """The sender's end of one pair."""
 
     def __init__(self, pair: Pair, agent: Agent, joined: Any, put: Any) -> None:
         self._pair = pair
@@ -169,7 +169,7 @@ class NixlTransport:
         self._reading: dict[Pair, Agent] = {}
 
     def sender(self, address: str, incarnation: str) -> SessionSender:
-        async def meet(channel: grpc.aio.Channel) -> Outgoing:
+        async def meet(channel: grpc.aio.Channel) -> AgentSession:
             return await _meet(Pair(self._incarnation, incarnation, next(self._numbers)), channel)
 
         return SessionSender(self._network, address, meet)
@@ -220,7 +220,7 @@ class NixlTransport:
         agent.give_back(room)
 
 
-async def _meet(pair: Pair, channel: grpc.aio.Channel) -> Outgoing:
+async def _meet(pair: Pair, channel: grpc.aio.Channel) -> AgentSession:
     agent = Agent(f"{pair} sender")
     join: Any = channel.unary_stream(f"/{_SERVICE}/{_JOIN}")
     joined: Any = None
@@ -234,7 +234,7 @@ async def _meet(pair: Pair, channel: grpc.aio.Channel) -> Outgoing:
         if joined is not None:
             joined.cancel()
         raise
-    return Outgoing(pair, agent, joined, channel.unary_unary(f"/{_SERVICE}/{_PUT}"))
+    return AgentSession(pair, agent, joined, channel.unary_unary(f"/{_SERVICE}/{_PUT}"))
 
 
 def _load() -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from tests.workers.kv_transfer.unsent import send_frame
 from workers.errors import StaleGrantError
 from workers.kv_transfer.frame import Buffer, Frame, decode, verify
-from workers.kv_transfer.nccl import NcclTransport, Outgoing
+from workers.kv_transfer.nccl import GroupSession, NcclTransport
 from workers.kv_transfer.pair_group import Gloo
 from workers.kv_transfer.sessions import SessionSender
 from workers.rpc import GrpcNetwork
@@ -62,10 +62,10 @@ class Stage:
     def sender_from(self, transport: NcclTransport) -> SessionSender:
         return transport.sender(self.address, RECEIVER)
 
-    async def outgoing(self) -> Outgoing:
+    async def outgoing(self) -> GroupSession:
         """The sender's group, once frame 0 has gone through it."""
         await send_frame(self.sender, frame(0), "r", TIMEOUT_S)
-        assert isinstance(self.sender._session, Outgoing)
+        assert isinstance(self.sender._session, GroupSession)
         return self.sender._session
 
     @property

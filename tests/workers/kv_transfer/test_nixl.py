@@ -17,7 +17,7 @@ import pytest
 from tests.workers.kv_transfer.groups import OTHER, RECEIVER, SENDER, TIMEOUT_S, Receiver, frame, until
 from tests.workers.kv_transfer.unsent import send_frame
 from workers.errors import ConfigError, DeadlineError, FrameError, StaleGrantError, UnavailableError
-from workers.kv_transfer.nixl import NixlTransport, Outgoing
+from workers.kv_transfer.nixl import AgentSession, NixlTransport
 from workers.rpc import GrpcNetwork
 
 HAS_NIXL = importlib.util.find_spec("nixl") is not None
@@ -174,7 +174,7 @@ def test_nothing_waits_for_a_process_that_was_killed_in_the_middle():
             await until(lambda: num_threads() <= before, within_s=3.0)
         await send_frame(stage.sender, frame(1), "r", TIMEOUT_S)
         session = stage.sender._session
-        assert isinstance(session, Outgoing)
+        assert isinstance(session, AgentSession)
         assert not session.ended
 
     on_stage(script)

@@ -14,7 +14,7 @@ from tests.workers.kv_transfer.groups import leftovers, until
 from tests.workers.kv_transfer.test_nixl import needs_nixl
 from tests.workers.pair import ROUTER, copy_of
 from workers.engine.executor import Executor
-from workers.kv_transfer.nccl import Outgoing
+from workers.kv_transfer.nccl import GroupSession
 from workers.kv_transfer.pair_group import PairGroup
 from workers.request import FinishReason, Request, TokenOutput
 from workers.worker import Worker
@@ -123,7 +123,7 @@ def test_a_group_that_breaks_costs_what_was_on_its_way_and_no_more():
         answers = [asyncio.ensure_future(duo.answer(request)) for request in asked]
         await until(lambda: duo.decode.stats().num_frames_received > 3)
         (peer,) = duo.prefill._peers.connected
-        outgoing: Outgoing = peer._sender._session  # type: ignore[attr-defined]
+        outgoing: GroupSession = peer._sender._session  # type: ignore[attr-defined]
         outgoing.group.lane.end()
         results = await asyncio.gather(*answers, return_exceptions=True)
         for request, result in zip(asked, results, strict=True):
