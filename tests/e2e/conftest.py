@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import SUMMARIES
 from tests.e2e.clusters import RealCluster, Running, up
 from tests.exact import Comparator
 from tests.oracle import TransformersOracle
@@ -15,7 +16,6 @@ from workers.models.resolve import resolve_model
 # The packaged local.yaml, beside whatever else runs on this machine; without prefix caching, so that what is computed
 # and moved can be counted.
 _CONFIG = "router: {http_port: 0, grpc_port: 0}\nmax_model_len: 2048\nenable_prefix_caching: false\n"
-_SUMMARIES = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="session")
@@ -42,10 +42,5 @@ def comparator(oracle: TransformersOracle, pytestconfig: pytest.Config) -> Itera
     comparator = Comparator(oracle, tokenizer().eos_token_ids)
     yield comparator
     ties = [f"  {tie}" for tie in comparator.ties]
-    pytestconfig.stash[_SUMMARIES] = [f"law 2: {comparator.summary()}", *ties]
+    pytestconfig.stash[SUMMARIES] += [f"law 2: {comparator.summary()}", *ties]
     comparator.check()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for line in terminalreporter.config.stash.get(_SUMMARIES, []):
-        terminalreporter.write_line(line)

@@ -17,6 +17,7 @@ import pytest
 
 from cluster.client import AsyncClient, Sampling
 from protos.router_pb2 import WORKER_STATE_READY
+from tests.conftest import SUMMARIES
 from tests.e2e.clusters import RealCluster, Running, up, wait_until
 from tests.exact import Comparator
 from tests.prompts import chat, questions, token_ids
@@ -129,7 +130,7 @@ def require_a_tie(
         comparator.require_same(token_ids(question), params, tokens, others[choice], choice=choice)
 
 
-def test_two_hundred_requests_survive_kills_and_stops(tmp_path, capsys, comparator: Comparator):
+def test_two_hundred_requests_survive_kills_and_stops(tmp_path, pytestconfig, comparator: Comparator):
     requests = requests_of(seed=1)
     with up(RealCluster("e2e-chaos", tmp_path), CONFIG) as running:
         began_s = time.monotonic()
@@ -153,11 +154,10 @@ def test_two_hundred_requests_survive_kills_and_stops(tmp_path, capsys, comparat
         chaos_s = time.monotonic() - began_s
         exact = [mine.token_ids == his.token_ids for mine, his in zip(outcomes, calm, strict=True)]
         errors = [outcome.error for outcome in outcomes if outcome.error]
-        with capsys.disabled():
-            print(
-                f"\nchaos: {monkey.did['killed']} kills and {monkey.did['stopped']} stops in {chaos_s:.0f} s "
-                f"(calm: {calm_s:.0f} s): {sum(exact)} of {len(exact)} exact, {len(errors)} errors"
-            )
+        pytestconfig.stash[SUMMARIES].append(
+            f"chaos: {monkey.did['killed']} kills and {monkey.did['stopped']} stops in {chaos_s:.0f} s "
+            f"(calm: {calm_s:.0f} s): {sum(exact)} of {len(exact)} exact, {len(errors)} errors"
+        )
         assert monkey.did["killed"] >= 5
         assert monkey.did["stopped"] >= 1
         assert len(errors) <= 0.01 * len(outcomes), errors
@@ -170,5 +170,6 @@ def test_two_hundred_requests_survive_kills_and_stops(tmp_path, capsys, comparat
         assert "clean" in verified.stdout
         assert running.status().routers[0].pid == router_pid
         assert resident_bytes(router_pid) < router_bytes + (64 << 20)
-        with capsys.disabled():
-            print(f"router: {router_bytes >> 20} MiB before, {resident_bytes(router_pid) >> 20} MiB after")
+        pytestconfig.stash[SUMMARIES].append(
+            f"chaos: router {router_bytes >> 20} MiB before, {resident_bytes(router_pid) >> 20} MiB after"
+        )

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import pytest
 
+from tests.conftest import SUMMARIES
 from tests.schedules.play import Outcome, play
 from tests.schedules.schedule import Ask, Kill, Schedule, Spoil, draw
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Every death is logged; thousands of them are of no use to anybody."""
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def play_all(seeds: Iterable[int]) -> Outcome:
@@ -31,24 +23,23 @@ def play_seed(seed: int) -> Outcome:
         raise
 
 
-def require_service(outcome: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
+def require_service(outcome: Outcome, config: pytest.Config) -> None:
     """An error is typed and comes after all tries are spent, which `play` sees to; and few requests end with one."""
-    with capsys.disabled():
-        print(
-            f"\n{outcome.num_answered} answered, {len(outcome.errors)} with an error ({outcome.rate:.2%} answered), "
-            f"{outcome.num_left} left by their clients"
-        )
+    config.stash[SUMMARIES].append(
+        f"schedules: {outcome.num_answered} answered, {len(outcome.errors)} with an error ({outcome.rate:.2%} answered), "
+        f"{outcome.num_left} left by their clients"
+    )
     assert outcome.rate >= 0.99, "\n".join(outcome.errors[:20])
 
 
-def test_500_random_schedules_give_every_client_the_right_tokens_and_leak_nothing(capsys):
-    require_service(play_all(range(500)), capsys)
+def test_500_random_schedules_give_every_client_the_right_tokens_and_leak_nothing(pytestconfig):
+    require_service(play_all(range(500)), pytestconfig)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_10000_random_schedules_give_every_client_the_right_tokens_and_leak_nothing(capsys):
-    require_service(play_all(range(500, 10_500)), capsys)
+def test_10000_random_schedules_give_every_client_the_right_tokens_and_leak_nothing(pytestconfig):
+    require_service(play_all(range(500, 10_500)), pytestconfig)
 
 
 def test_the_same_schedule_is_played_the_same_again():
