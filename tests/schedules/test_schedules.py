@@ -26,8 +26,8 @@ def play_seed(seed: int) -> Outcome:
 def require_service(outcome: Outcome, config: pytest.Config) -> None:
     """An error is typed and comes after all tries are spent, which `play` sees to; and few requests end with one."""
     config.stash[SUMMARIES].append(
-        f"schedules: {outcome.num_answered} answered, {len(outcome.errors)} with an error ({outcome.rate:.2%} answered), "
-        f"{outcome.num_left} left by their clients"
+        f"schedules: {outcome.num_answered} answered, {len(outcome.errors)} with an error "
+        f"({outcome.rate:.2%} answered), {outcome.num_left} left by their clients"
     )
     assert outcome.rate >= 0.99, "\n".join(outcome.errors[:20])
 
