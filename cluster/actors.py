@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config import ClusterConfig
+from workers.allocator import keep_freed_memory
 from workers.config import WorkerConfig
 from workers.errors import KVFerryError
 
@@ -57,6 +58,7 @@ class WorkerProcess(Process):
         self._config = config
         self._worker: Worker | None = None
         _keep_to_cores(config)
+        keep_freed_memory()
 
     async def start(self) -> str:
         """Load the model; the address of the worker's gRPC server. Raises KVFerryError."""

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import grpc.aio
 
 from protos import kv_transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
-from workers.allocator import keep_freed_memory
 from workers.audit import audit_worker
 from workers.config import WorkerConfig
 from workers.decode import Decode
@@ -205,7 +204,6 @@ def _load_model(config: WorkerConfig) -> Executor:
         return TensorParallelExecutor(config, _end_process)
     from workers.engine.model_runner import ModelRunner
 
-    keep_freed_memory()
     return Executor(ModelRunner(config))
 
 
