@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Between two looks of the cluster's process at every one of its own.
 _POLL_S = 0.05
+# Between two looks of the cluster's process at every one of its own.
 BEAT_S = 0.5
 
 

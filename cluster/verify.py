@@ -56,15 +56,17 @@ def verify(
     """Look until everything adds up, or something has not for too long."""
     began_s = time.monotonic()
     audits = look()
-    suspects = set(unaccounted(audits))
-    wait_s = _settle_s(audits) + margin_s
-    while suspects and not (wrong := list(wrong_books(audits))) and time.monotonic() - began_s < wait_s:
+    suspects = _by_place(unaccounted(audits))
+    while suspects and not any(wrong_books(audits)):
+        wait_s = _settle_s(audits) + margin_s
+        if time.monotonic() - began_s >= wait_s:
+            break
         say(f"{len(suspects)} things do not add up yet: looking for {wait_s:g} s whether they end")
         time.sleep(_LOOK_S)
         audits = look()
-        suspects &= set(unaccounted(audits))
-    wrong = list(wrong_books(audits))
-    return Report(audits, sorted({*suspects, *wrong}))
+        # One that goes from running to waiting is the same one.
+        suspects = {place: now for place, now in _by_place(unaccounted(audits)).items() if place in suspects}
+    return Report(audits, sorted({*suspects.values(), *wrong_books(audits)}))
 
 
 def wrong_books(audits: Audits) -> Iterator[Finding]:
@@ -97,6 +99,10 @@ def unaccounted(audits: Audits) -> Iterator[Finding]:
                 yield Finding(worker.audit.name, owner.request_id, f"{owner.state}, and no router waits for it")
     for router_id, request_id in attempts.keys() - at_work:
         yield Finding(f"router {router_id[:8]}", request_id, "waits for it, and no worker has it")
+
+
+def _by_place(findings: Iterator[Finding]) -> dict[tuple[str, str], Finding]:
+    return {(finding.where, finding.request_id): finding for finding in findings}
 
 
 def _workers(audits: Audits) -> Iterator[pb.WorkerAudit]:

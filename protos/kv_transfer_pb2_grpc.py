@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class KVTransferServiceStub:
-    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
-    service, outside protobuf (workers/kv_transfer/frame.py).
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes by services of their own,
+    outside protobuf (workers/kv_transfer/).
     """
 
     def __init__(self, channel):
@@ -64,8 +64,8 @@ class KVTransferServiceStub:
 
 
 class KVTransferServiceServicer:
-    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
-    service, outside protobuf (workers/kv_transfer/frame.py).
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes by services of their own,
+    outside protobuf (workers/kv_transfer/).
     """
 
     def Connect(self, request, context):
@@ -138,8 +138,8 @@ def add_KVTransferServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KVTransferService:
-    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
-    service, outside protobuf (workers/kv_transfer/frame.py).
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes by services of their own,
+    outside protobuf (workers/kv_transfer/).
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class KVTransferServiceStub:
-    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
-    service, outside protobuf (workers/kv_transfer/frame.py).
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes by services of their own,
+    outside protobuf (workers/kv_transfer/).
     """
 
     @_typing.overload
@@ -47,8 +47,8 @@ class KVTransferServiceStub:
 
 @_typing.type_check_only
 class KVTransferServiceAsyncStub(KVTransferServiceStub):
-    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
-    service, outside protobuf (workers/kv_transfer/frame.py).
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes by services of their own,
+    outside protobuf (workers/kv_transfer/).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -63,8 +63,8 @@ class KVTransferServiceAsyncStub(KVTransferServiceStub):
     """
 
 class KVTransferServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes to the method Put of this
-    service, outside protobuf (workers/kv_transfer/frame.py).
+    """What a worker asks of the one to which it sends KV. Frames themselves go as raw bytes by services of their own,
+    outside protobuf (workers/kv_transfer/).
     """
 
     @_abc_1.abstractmethod

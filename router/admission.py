@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from protos import worker_pb2
@@ -47,18 +49,21 @@ class Admission:
         self._background: set[asyncio.Task[None]] = set()
         self.num_queued = 0
 
-    async def place(self, request: Request) -> Placement:
+    async def place(self, request: Request, tried: Collection[str] = ()) -> Placement:
         """Wait for this request's turn and for room. Its tokens count as queued at the prefill worker until `leave`.
+
+        `tried`: addresses of workers where it was placed before, which come last now. It has waited its turn then, and
+        goes past the queue, however full that is.
 
         Raises OverloadedError when the queue is full or the wait too long, UnavailableError when no worker is there and
         none is expected back.
         """
-        if self.num_queued >= self._config.max_num_queued_reqs:
+        if not tried and self.num_queued >= self._config.max_num_queued_reqs:
             raise OverloadedError(f"{self.num_queued} requests wait already (router.max_num_queued_reqs); retry later")
         self.num_queued += 1
         try:
-            async with asyncio.timeout(self._config.queue_timeout_s), self._turn:
-                return await self._next(request)
+            async with asyncio.timeout(self._config.queue_timeout_s), nullcontext() if tried else self._turn:
+                return await self._next(request, tried)
         except TimeoutError:
             seconds = self._config.queue_timeout_s
             raise OverloadedError(f"no room within router.queue_timeout_s ({seconds} s); retry later") from None
@@ -72,11 +77,11 @@ class Admission:
             placement.num_queued_tokens = 0
             self._pool.changed.set()
 
-    async def _next(self, request: Request) -> Placement:
+    async def _next(self, request: Request, tried: Collection[str]) -> Placement:
         while True:
             self._pool.changed.clear()
             try:
-                placement = await self._try(request)
+                placement = await self._try(request, tried)
             except UnavailableError:
                 if _now() >= self._pool.expected_until_s:
                     raise
@@ -87,16 +92,15 @@ class Admission:
                 return placement
             await self._wait_for_change()
 
-    async def _try(self, request: Request) -> Placement | None:
+    async def _try(self, request: Request, tried: Collection[str]) -> Placement | None:
         if role := self._pool.whole_role():
-            worker = self._with_room(role, request.replica_address)
+            worker = self._with_room(role, request.replica_address, tried)
             return Placement(worker, worker, None, self._replica_of(worker, role)) if worker else None
-        prefill = self._with_room("prefill", request.replica_address)
+        prefill = self._with_room("prefill", request.replica_address, tried)
         if prefill is None:
             return None
-        # Where a copy of its KV is, it goes on best.
         candidates = self._pool.ranked("decode", least_loaded_decode)
-        for decode in sorted(candidates, key=lambda worker: worker.address != request.replica_address):
+        for decode in _best_first(candidates, request.replica_address, tried):
             replica_address = self._replica_of(decode, "decode", prefill)
             grant = await self._reserve(decode, request, replica_address)
             if grant is not None:
@@ -135,11 +139,10 @@ class Admission:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _with_room(self, role: str, copy_address: str) -> WorkerHandle | None:
-        """The one with the least to do, save that the one that has a copy of the request's KV goes before."""
-        ranked = self._pool.ranked(role, least_loaded_prefill)
-        free = [w for w in ranked if w.num_queued_tokens < _MAX_QUEUED_STEPS * w.stats.max_num_batched_tokens]
-        return next((w for w in free if w.address == copy_address), free[0] if free else None)
+    def _with_room(self, role: str, copy_address: str, tried: Collection[str]) -> WorkerHandle | None:
+        ranked = _best_first(self._pool.ranked(role, least_loaded_prefill), copy_address, tried)
+        limit = _MAX_QUEUED_STEPS
+        return next((w for w in ranked if w.num_queued_tokens < limit * w.stats.max_num_batched_tokens), None)
 
     async def _wait_for_change(self) -> None:
         try:
@@ -147,6 +150,11 @@ class Admission:
                 await self._pool.changed.wait()
         except TimeoutError:
             pass
+
+
+def _best_first(ranked: Sequence[WorkerHandle], copy_address: str, tried: Collection[str]) -> list[WorkerHandle]:
+    """As ranked, but the one that has a copy of the request's KV before all, and those that failed behind all."""
+    return sorted(ranked, key=lambda worker: (worker.address != copy_address, worker.address in tried))
 
 
 def _now() -> float:

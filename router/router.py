@@ -78,15 +78,17 @@ class Router:
         return self._answer(request, choices)
 
     async def _answer(
-        self, request: Request, choices: Sequence[_Choice], num_failed: int = 0
+        self, request: Request, choices: Sequence[_Choice], num_failed: int = 0, tried: Iterable[str] = ()
     ) -> AsyncGenerator[TokenOutput, None]:
-        """All that is still to come of `choices`, of those that `request` asks for, after so many failures in a row."""
+        """All that is still to come of `choices`, of those that `request` asks for, after so many failures in a row, at
+        workers of the addresses `tried`."""
+        tried = set(tried)
         by_index = {choice.request.choice: choice for choice in choices}
         while _are_one(request, choices):
             num_tokens = _num_tokens(choices)
             numbered = self._numbered(request)
             try:
-                async with aclosing(self._attempt(numbered)) as outputs:
+                async with aclosing(self._attempt(numbered, tried)) as outputs:
                     async for output in outputs:
                         yield by_index[output.choice].take(output)
                 return
@@ -106,7 +108,7 @@ class Router:
                     raise
                 key = f"{request.request_id} {request.choice}"
                 await asyncio.sleep(pause_s(self._config.retry_s, num_failed, key))
-        rest = [self._answer(one.request, [one], num_failed) for one in choices if not one.finished]
+        rest = [self._answer(one.request, [one], num_failed, tried) for one in choices if not one.finished]
         async with aclosing(merge(rest)) as merged:
             async for _, output in merged:
                 yield output
@@ -143,10 +145,12 @@ class Router:
             replica_address=request.replica_address,
         )
 
-    async def _attempt(self, request: Request) -> AsyncGenerator[TokenOutput, None]:
-        """One try on one pair of workers, from the request's tokens so far."""
+    async def _attempt(self, request: Request, tried: set[str]) -> AsyncGenerator[TokenOutput, None]:
+        """One try on one pair of workers, from the request's tokens so far; adds to `tried` who may be
+        at fault if it fails."""
         arrived_s = _now()
-        placement = await self._admission.place(request)
+        placement = await self._admission.place(request, tried)
+        tried |= {placement.prefill.address, placement.decode.address}
         queued_s = _now() - arrived_s
         request.replica_address = placement.replica_address
         heard: set[int] = set()
@@ -156,6 +160,8 @@ class Router:
         try:
             async with aclosing(self._run(request, placement)) as outputs:
                 async for output in outputs:
+                    if placement.grant is not None:
+                        tried.discard(placement.prefill.address)  # It has done its part.
                     if output.finish_reason is not None:
                         running.remove(output.choice)
                     queued = Timeline(queued_s=0.0 if output.choice in heard else queued_s)

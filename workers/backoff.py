@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+_LONGEST_S = 10.0
+
 
 def pause_s(first_s: float, num_failed: int, key: str) -> float:
     """Before the next try, after so many that failed in a row: doubled with each.
@@ -12,4 +14,4 @@ def pause_s(first_s: float, num_failed: int, key: str) -> float:
     is a function of `key` and `num_failed`, and therefore the same in a run that is repeated.
     """
     part = random.Random(f"{key}\0{num_failed}").random()
-    return float(first_s * 2 ** (num_failed - 1) * (0.5 + part / 2))
+    return float(min(first_s * 2 ** (num_failed - 1), _LONGEST_S) * (0.5 + part / 2))

@@ -129,8 +129,7 @@ class EngineConfig(ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig):
 
 class TransferConfig(Strict):
     # How KV moves. shm: to workers of the same host only. nccl: between GPUs; gloo: the same way between CPUs.
-    # nixl: over UCX, with kvferry[nixl].
-    # auto: the best that both sides can, of nccl (on GPUs), shm, grpc.
+    # nixl: over UCX, with kvferry[nixl]. auto: shm to workers of the same host, grpc to all others.
     transport: Literal["auto", "grpc", "shm", "nccl", "gloo", "nixl"] = "grpc"
     # Target payload of one frame: larger ones fall out of caches between one copy and the next, smaller ones cost as
     # much in calls as in copies.

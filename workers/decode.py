@@ -60,10 +60,6 @@ class Decode:
     def quarantined(self) -> list[Request]:
         return [hand_off.request for hand_off in self._quarantined.values()]
 
-    @property
-    def num_blocks_quarantined(self) -> int:
-        return sum(len(request.block_table) for request in self.quarantined)
-
     def reserve(self, request: Request, address: str) -> Grant:
         """Take room for the KV of all tokens of `request`. Raises OverloadedError when there is none."""
         num_grants = len(self._hand_offs) - len(self._replicas)

@@ -193,7 +193,7 @@ class Prefill:
     async def _renew_leases(self) -> None:
         """Tell every peer, three times a lease, which of its grants are still wanted."""
         while self._shipments:
-            await asyncio.sleep(self._config.lease_s / 3)
+            await asyncio.sleep(min(shipment.grant.lease_s for shipment in self._shipments.values()) / 3)
             by_peer: dict[Peer, list[Shipment]] = defaultdict(list)
             for shipment in self._shipments.values():
                 by_peer[shipment.peer].append(shipment)
@@ -202,7 +202,7 @@ class Prefill:
     async def _renew(self, peer: Peer, shipments: list[Shipment]) -> None:
         try:
             # A peer that does not answer must not cost the others their leases.
-            timeout_s = min(self._config.rpc_timeout_s, self._config.lease_s / 3)
+            timeout_s = min(self._config.rpc_timeout_s, shipments[0].grant.lease_s / 3)
             lost = set(await peer.renew((s.grant.grant_id for s in shipments), timeout_s))
         except KVFerryError as error:
             logger.warning("leases not renewed at %s: %s", peer.incarnation, error.message)

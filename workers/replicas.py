@@ -101,26 +101,27 @@ class Replicas:
         self._engine.release(copy)
 
     async def _copy(self, copy: Request, replica: Replica, address: str) -> None:
+        # Until it is there. Whatever the peer has, its next grant tells.
+        replica.num_blocks, replica.not_before_s = 0, _now() + _RETRY_S
         try:
             await self._send(copy, address)
-            replica.num_blocks = len(copy.block_table)
+            replica.num_blocks, replica.not_before_s = len(copy.block_table), 0.0
         except KVFerryError as error:
             self.num_refused += isinstance(error, OverloadedError)
-            # Whatever it has, the next grant tells.
-            replica.num_blocks, replica.not_before_s = 0, _now() + _RETRY_S
             logger.info("%s: no copy at %s: %s", copy.request_id, address, error.message)
 
     async def _send(self, copy: Request, address: str) -> None:
-        grant = await (await self._peers.at(address)).reserve_replica(copy)
-        peer = await self._peers.get(grant)
-        outgoing = Outgoing(copy, grant, peer)
+        asked = await self._peers.at(address)
+        grant = await asked.reserve_replica(copy)
         try:
+            peer = await self._peers.get(grant)
+            outgoing = Outgoing(copy, grant, peer)
             if grant.end - grant.start > max(_MAX_TOKENS, self._block_size):
                 raise OverloadedError("the peer has given its copy away, for want of room or with its life")
             await self._frames.send(outgoing, grant.start, grant.end)
             await peer.commit(_commit_of(outgoing))
         except KVFerryError:
-            await self._give_back(grant, peer)
+            await self._give_back(grant, asked)
             raise
         self.num_bytes_kept += outgoing.num_bytes
 

@@ -44,9 +44,9 @@ def worker_stats(
     stats.name, stats.role, stats.incarnation = config.name, config.role, incarnation
     stats.node, stats.pid, stats.fingerprint = platform.node(), os.getpid(), layout.fingerprint
     stats.replicates = config.transfer.resume == "replicate"
-    stats.blocks_quarantined = decode.num_blocks_quarantined
+    stats.blocks_quarantined = len(engine.blocks_in_use() - engine.blocks_in_use(besides=decode.quarantined))
     # Quarantined blocks are held like those that are being read; the sum counts each once.
-    stats.blocks_in_use -= decode.num_blocks_quarantined
+    stats.blocks_in_use -= stats.blocks_quarantined
     stats.kv_bytes_sent, stats.kv_bytes_received = frames.num_bytes_sent, decode.num_bytes_received
     stats.num_frames_sent, stats.num_frames_received = frames.num_frames_sent, decode.num_frames_received
     stats.num_frames_overlapped = frames.num_frames_overlapped

@@ -138,12 +138,12 @@ class Worker:
             await self.engine.wait_for_work()
             try:
                 outputs = await self.engine.step()
+                self.outputs.publish(self._prefill.advance(outputs))
+                self._replicas.advance()
             except Exception as exc:  # Whatever a step raises ends its requests, not the worker.
                 logger.exception("%s: a step failed", self.config.name)
-                self._fail_all(KVFerryError(f"{self.config.name}: a step failed: {type(exc).__name__}: {exc}"))
-                continue
-            self.outputs.publish(self._prefill.advance(outputs))
-            self._replicas.advance()
+                # Another worker may do better.
+                self._fail_all(UnavailableError(f"{self.config.name}: a step failed: {type(exc).__name__}: {exc}"))
 
     def _check(self, request: Request) -> None:
         """What a router should have refused, and an id that is taken: the same request sent again replaces itself."""

@@ -145,4 +145,20 @@ DEATH = (
         "if False:",
         ("tests/cluster/test_controller.py::test_one_that_hangs_in_its_start_is_ended_and_begun_again",),
     ),
+    Mutant(
+        "what failed on one worker is tried on another",
+        "D4",
+        "router/admission.py",
+        "(worker.address != copy_address, worker.address in tried)",
+        "worker.address != copy_address",
+        ("tests/router/test_second_tries.py::test_a_step_that_fails_on_one_worker_is_taken_on_another[d0]",),
+    ),
+    Mutant(
+        "what has waited its turn goes past the queue",
+        "D9",
+        "router/admission.py",
+        "if not tried and self.num_queued >=",
+        "if self.num_queued >=",
+        ("tests/router/test_second_tries.py::test_streams_that_lose_their_worker_go_past_a_full_queue",),
+    ),
 )

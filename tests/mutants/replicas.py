@@ -139,8 +139,8 @@ COPIES = (
         "a stream goes on where its copy is",
         "D7",
         ADMISSION,
-        "key=lambda worker: worker.address != request.replica_address",
-        "key=lambda worker: 0",
+        "(worker.address != copy_address, worker.address in tried)",
+        "worker.address in tried",
         (f"{RESUME_TESTS}::test_a_stream_goes_where_its_copy_is_though_another_has_less_to_do",),
     ),
     Mutant(
@@ -155,8 +155,8 @@ COPIES = (
         "a copy at a prefill worker is used by that one",
         "D7",
         ADMISSION,
-        "(w for w in free if w.address == copy_address)",
-        "iter(())",
+        "_best_first(self._pool.ranked(role, least_loaded_prefill), copy_address, tried)",
+        "self._pool.ranked(role, least_loaded_prefill)",
         (f"{RESUME_TESTS}::test_with_no_decode_worker_left_the_prefill_worker_with_the_copy_decodes",),
     ),
 )

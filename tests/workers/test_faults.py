@@ -128,7 +128,7 @@ def test_a_flipped_bit_in_any_frame_is_found_before_token_2_and_the_client_sees_
         assert request.request_id.endswith(".2")
         assert await asking == expected_tokens(prompt, LONG)
 
-    on_cluster(script, {"fault": "corrupt_frame", "skip": number, "count": 1})
+    on_cluster(script, {"fault": "corrupt_frame", "skip": number, "worker": "d0"})
 
 
 def test_a_frame_that_is_always_damaged_ends_the_request_with_a_typed_error_once_its_tries_are_spent():

@@ -150,21 +150,22 @@ class Engine:
     @property
     def num_blocks_in_use(self) -> int:
         """Blocks of requests that run, wait for the next step, or are held; shared ones count once."""
-        return len(self._blocks_in_use())
+        return len(self.blocks_in_use())
 
     @property
     def num_blocks_reserved(self) -> int:
         """Blocks that only requests waiting for KV have."""
         reserved = {b for r in self.scheduler.waiting_for_kv.values() for b in r.block_table}
-        return len(reserved - self._blocks_in_use())
+        return len(reserved - self.blocks_in_use())
 
     @property
     def num_queued_tokens(self) -> int:
         live = (*self.scheduler.waiting, *self.scheduler.running)
         return sum(r.num_tokens - r.num_computed_tokens for r in live)
 
-    def _blocks_in_use(self) -> set[int]:
-        owners = (*self.scheduler.waiting, *self.scheduler.running, *self.held, *self.ended_in_step)
+    def blocks_in_use(self, besides: Sequence[Request] = ()) -> set[int]:
+        """Of all owners but those `besides`."""
+        owners = {*self.scheduler.waiting, *self.scheduler.running, *self.held, *self.ended_in_step} - {*besides}
         return {b for r in owners for b in r.owned_blocks}
 
     def _arrive(self, request: Request) -> None:

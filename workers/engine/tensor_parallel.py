@@ -22,7 +22,7 @@ from workers.config import EngineConfig
 from workers.engine.executor import Buffer, Executor, StepResult
 from workers.engine.kv_pool import require_size
 from workers.engine.model_runner import ModelRunner
-from workers.engine.rank_group import RankGroup
+from workers.engine.rank_group import TIMEOUT_S, RankGroup
 from workers.engine.rank_process import KVRange, RankProcess, cores_of, read_part
 from workers.engine.scheduler import ScheduledRequest, SchedulerOutput
 from workers.errors import KVFerryError, UnavailableError
@@ -124,11 +124,17 @@ class TensorParallelRunner:
         """What all ranks do. When it fails here, the others stand somewhere in it, and nothing brings them back."""
         if self._lost:
             raise self._lost
+        # A rank that stands still with a full pipe before it lets nobody say that.
+        watchdog = threading.Timer(2 * TIMEOUT_S, self._lose, (f"a rank has not come for {2 * TIMEOUT_S:.0f} s",))
+        watchdog.daemon = True
+        watchdog.start()
         try:
             yield
         except Exception as error:
             dead = self._wait_for_dead(_GRACE_S)
             raise self._lose(dead or f"{type(error).__name__}: {error}") from error
+        finally:
+            watchdog.cancel()
 
     def _watch(self) -> None:
         self._lose(self._wait_for_dead(None))

@@ -15,11 +15,10 @@ from workers.rpc import Network
 
 logger = logging.getLogger(__name__)
 
-# What auto tries, best first. Not gloo, though it was measured at 0.3 to 0.7 GB/s where grpc made 0.3 (two processes
-# on two busy cores): it needs free ports in both directions beside the worker's own, and whether they are open shows
-# only at the first frame. grpc works wherever workers can talk at all. Not nixl either (0.5 to 1 GB/s by TCP): it needs
-# ports as well, and does not tell whether it has found RDMA.
-_AUTO: dict[Device, tuple[str, ...]] = {"cpu": ("shm", "grpc"), "cuda": ("nccl", "shm", "grpc")}
+# What auto tries, best first: what needs no port but the worker's own, and fails at once where it does not work. nccl,
+# gloo and nixl need free ports in both directions, and whether they are open shows only at the first frame; nixl does
+# not tell whether it has found RDMA. Who knows their network names them.
+_AUTO = ("shm", "grpc")
 
 
 def open_transports(config: TransferConfig, device: Device, network: Network, incarnation: str) -> Transports:
@@ -34,7 +33,7 @@ def open_transports(config: TransferConfig, device: Device, network: Network, in
     if config.transport != "auto":
         return Transports([makers[config.transport]()])
     found = []
-    for name in _AUTO[device]:
+    for name in _AUTO:
         try:
             found.append(makers[name]())
         except ConfigError as error:

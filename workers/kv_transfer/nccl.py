@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import struct
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Any
 
 import grpc
@@ -50,14 +50,22 @@ class GroupSession:
         sent = asyncio.ensure_future(self.group.send(packed, timeout_s))
         answered = asyncio.ensure_future(call(self._put(announcement, timeout=timeout_s)))
         try:
-            await asyncio.gather(sent, answered)
-        except (FrameError, StaleGrantError):
-            await sent  # The frame came and was refused: the next one finds the group in order.
-            raise
+            refused = await self._refused(sent, answered)
         except BaseException:
             answered.cancel()
             self.end()
             raise
+        if refused:
+            raise refused
+
+    async def _refused(self, sent: Awaitable[None], answered: Awaitable[None]) -> FrameError | StaleGrantError | None:
+        """Why the frame was refused, if it was: it has come all the same, and the next one finds the group in order."""
+        try:
+            await asyncio.gather(sent, answered)
+        except (FrameError, StaleGrantError) as error:
+            await sent
+            return error
+        return None
 
     def end(self) -> None:
         self.group.lane.end()

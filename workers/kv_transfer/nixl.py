@@ -38,6 +38,8 @@ class Room:
     memory: np.ndarray  # [bytes] of uint8
     # What a reader must know of it besides its address.
     metadata: bytes
+    # NIXL's word for it.
+    registered: Any
 
     @property
     def address(self) -> int:
@@ -50,15 +52,13 @@ class Agent:
     def __init__(self, name: str) -> None:
         """Raises ImportError, or what NIXL raises, where it cannot work."""
         self._nixl: Any = _load()
-        bindings = self._nixl._bindings
-        errors = tuple(getattr(bindings, error) for error in dir(bindings) if error.endswith("Error"))
-        self.lane = Lane(f"nixl agent {name}", (*errors, OSError), self._end)
+        self.lane = Lane(f"nixl agent {name}", (*_errors(self._nixl), OSError), self._end)
         self._agent: Any = None
         self._name = name
-        # As much as was ever in use at once.
+        # As much as was in use at once; smaller ones make way for larger ones.
         self._idle: list[Room] = []
         # Registered memory must outlive its agent.
-        self._rooms: list[Room] = []
+        self._rooms: set[Room] = set()
 
     async def open(self) -> None:
         def on_thread() -> None:
@@ -69,7 +69,8 @@ class Agent:
     async def take(self, num_bytes: int) -> Room:
         if self._idle and len(self._idle[-1].memory) >= num_bytes:
             return self._idle.pop()
-        return await self.lane.run(lambda: self._register(num_bytes))
+        too_small, self._idle = self._idle, []
+        return await self.lane.run(lambda: self._register(num_bytes, too_small))
 
     async def fill(self, packed: bytearray) -> Room:
         """Room that begins with `packed`, for the other agent to read."""
@@ -91,12 +92,15 @@ class Agent:
         await self.lane.run(lambda: self._read(room, address, metadata, num_bytes, timeout_s))
         return room
 
-    def _register(self, num_bytes: int) -> Room:
+    def _register(self, num_bytes: int, instead_of: list[Room]) -> Room:
+        for room in instead_of:
+            self._agent.deregister_memory(room.registered)
+            self._rooms.remove(room)
         memory = np.empty(num_bytes, np.uint8)
         registered = self._agent.register_memory([(memory.ctypes.data, num_bytes, 0, "")], "DRAM")
         metadata = self._agent.get_partial_agent_metadata(registered, inc_conn_info=True, backends=["UCX"])
-        room = Room(memory, metadata)
-        self._rooms.append(room)
+        room = Room(memory, metadata, registered)
+        self._rooms.add(room)
         return room
 
     def _read(self, room: Room, address: int, metadata: bytes, num_bytes: int, timeout_s: float) -> None:
@@ -140,9 +144,9 @@ class AgentSession:
         return self._agent.lane.ended.is_set()
 
     async def put(self, packed: bytearray, timeout_s: float) -> None:
-        room = await self._agent.fill(packed)
-        place = self._pair.pack() + _PLACE.pack(room.address, len(packed), timeout_s) + room.metadata
         try:
+            room = await self._agent.fill(packed)
+            place = self._pair.pack() + _PLACE.pack(room.address, len(packed), timeout_s) + room.metadata
             await call(self._put(place, timeout=timeout_s))
         except (FrameError, StaleGrantError):
             self._agent.give_back(room)  # The receiver has answered: it reads no more.
@@ -245,13 +249,22 @@ def _load() -> Any:
     return nixl
 
 
+def _errors(nixl: Any) -> tuple[type[Exception], ...]:
+    bindings = nixl._bindings
+    return tuple(getattr(bindings, error) for error in dir(bindings) if error.endswith("Error"))
+
+
 def _require() -> None:
+    works, reason = False, "its backend UCX is missing"
     try:
         found = _load()
-        works = "UCX" in found.nixl_agent("probe", found.nixl_agent_config(backends=["UCX"])).backends
-        reason = "its backend UCX is missing"
-    except (ImportError, RuntimeError) as error:
-        works, reason = False, str(error)
+    except ImportError as error:
+        reason = str(error)
+    else:
+        try:
+            works = "UCX" in found.nixl_agent("probe", found.nixl_agent_config(backends=["UCX"])).backends
+        except Exception as error:  # noqa: BLE001  (NIXL's own have no root but this.)
+            reason = str(error) or type(error).__name__
     if not works:
         raise ConfigError(
             f"transport nixl does not work here ({reason}); pip install 'kvferry[nixl]', or set "

@@ -71,8 +71,13 @@ class SessionSender:
         sending = asyncio.create_task(self._send(packed, timeout_s), name=f"send KV to {self._address}")
         self._sending.add(sending)
         sending.add_done_callback(self._sent)
-        # Shielded: a frame that is given up half-way would cost the others their session.
-        await asyncio.shield(sending)
+        try:
+            # Shielded: a frame that is given up half-way would cost the others their session.
+            await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            # Whoever is cancelled has its credit for as long as the frame is on its way.
+            await asyncio.wait((sending,))
+            raise
 
     async def close(self) -> None:
         if self._session is not None:

@@ -4,9 +4,9 @@ out of there into the receiver's pool.
 The receiver verifies the frame where it lies. Nobody writes there in between: the sender uses the memory again once the
 receiver has answered, and never where no answer came.
 
-The memory is a memfd: it has no name that could leak, and goes with its process. The receiver opens it by way of
-/proc/<pid>/fd, which works for processes of one user that see each other's ids; `accepts` tries just that. Only where
-a frame lies crosses the network, as one small gRPC call a frame.
+The memory is a memfd: it has no name that could leak, and goes with the last process that maps it. The receiver opens
+it by way of /proc/<pid>/fd, which works for processes of one user that see each other's ids; `accepts` tries just that.
+Only where a frame lies crosses the network, as one small gRPC call a frame.
 """
 
 from __future__ import annotations
@@ -68,18 +68,26 @@ class Mappings:
     """Segments of other processes, mapped to be read."""
 
     def __init__(self) -> None:
-        self._mapped: OrderedDict[bytes, memoryview] = OrderedDict()
+        # By token, with the process that it is of.
+        self._mapped: OrderedDict[bytes, tuple[int, memoryview]] = OrderedDict()
 
     def view(self, place: bytes) -> memoryview:
         """The frame at `place`. Raises FrameError when this process cannot see it."""
         pid, fd, token, num_bytes = _PLACE.unpack(place)
         if token not in self._mapped:
-            self._mapped[token] = _map(pid, fd, token)
+            self._forget_the_dead()
+            self._mapped[token] = pid, _map(pid, fd, token)
         self._mapped.move_to_end(token)
         if len(self._mapped) > _MAX_MAPPINGS:
             # Unmapped once the last view into it is gone.
             self._mapped.popitem(last=False)
-        return self._mapped[token][_TOKEN_BYTES : _TOKEN_BYTES + num_bytes]
+        return self._mapped[token][1][_TOKEN_BYTES : _TOKEN_BYTES + num_bytes]
+
+    def _forget_the_dead(self) -> None:
+        """Memory goes with the last process that has it mapped."""
+        for token, (pid, _) in list(self._mapped.items()):
+            if not os.path.exists(f"/proc/{pid}"):
+                del self._mapped[token]
 
 
 def _map(pid: int, fd: int, token: bytes) -> memoryview:
@@ -128,9 +136,10 @@ class ShmSender:
         await self._channel.close()
 
     def _take(self, num_bytes: int) -> Segment:
-        if not self._idle:
+        try:
+            segment = self._idle.pop()
+        except IndexError:
             return Segment(num_bytes)
-        segment = self._idle.pop()
         if segment.num_bytes >= num_bytes:
             return segment
         segment.close()

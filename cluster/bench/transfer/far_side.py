@@ -25,6 +25,7 @@ WAYS = {
     "shm without checksum": ("shm", False),
     "grpc": ("grpc", True),
     "grpc without checksum": ("grpc", False),
+    "gloo": ("gloo", True),
 }
 
 
