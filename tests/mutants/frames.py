@@ -66,12 +66,4 @@ FRAMES = (
         "if self._session is None:",
         ("tests/workers/kv_transfer/test_nccl.py::test_after_a_missed_deadline_the_group_is_another",),
     ),
-    Mutant(
-        "a group is for two incarnations",
-        "D1",
-        "workers/kv_transfer/nccl.py",
-        "if pair.receiver != self._incarnation:",
-        "if False:",
-        ("tests/workers/kv_transfer/test_nccl_deaths.py::test_a_restarted_receiver_is_another_peer_at_once",),
-    ),
 )

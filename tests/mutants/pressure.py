@@ -27,14 +27,6 @@ PRESSURE = (
         ("tests/cluster/test_config.py::test_faults_are_refused_unless_a_flag_allows_them",),
     ),
     Mutant(
-        "an abort that did not reach its worker is said again",
-        "A1",
-        "router/worker_handle.py",
-        "if self._unheard_aborts:",
-        "if False:",
-        ("tests/router/test_stalls.py::test_an_abort_that_got_lost_is_said_again",),
-    ),
-    Mutant(
         "with no decode worker left a prefill worker decodes",
         "D1",
         "router/pool.py",
