@@ -95,8 +95,9 @@ def unaccounted(audits: Audits) -> Iterator[Finding]:
         for owner in worker.audit.owners:
             key = (owner.router_id, owner.request_id)
             at_work.add(key)
-            if key not in attempts:
-                yield Finding(worker.audit.name, owner.request_id, f"{owner.state}, and no router waits for it")
+            attempt = attempts.get(key)
+            if attempt is None or worker.address not in (attempt.prefill_address, attempt.decode_address):
+                yield Finding(worker.audit.name, owner.request_id, f"{owner.state}, and no router waits for it here")
     for router_id, request_id in attempts.keys() - at_work:
         yield Finding(f"router {router_id[:8]}", request_id, "waits for it, and no worker has it")
 

@@ -56,7 +56,9 @@ def test_what_nobody_waits_for_is_found_until_deadline_and_lease_end_it():
                 await anext(stream)
             await asyncio.sleep(1)
             found = await findings(cluster)
-            assert {(one.where, one.what) for one in found} >= {("d0", "waiting_for_kv, and no router waits for it")}
+            assert {(one.where, one.what) for one in found} >= {
+                ("d0", "waiting_for_kv, and no router waits for it here")
+            }
             assert all(one.request_id.startswith("lost#") for one in found)
             await asyncio.sleep(2 * LEASE_S + 1)
             assert await findings(cluster) == []
@@ -100,7 +102,7 @@ def audit_of(free: list[int], cached: list[int], owned: list[int], contradiction
         owners=[owner] if owned else [],
         contradiction=contradiction,
     )
-    attempts = [pb.Attempt(request_id="a")] if owned else []
+    attempts = [pb.Attempt(request_id="a", decode_address="h:1")] if owned else []
     return pb.AuditRouterResponse(
         incarnation="router", workers=[pb.WorkerAudit(address="h:1", audit=audit)], attempts=attempts
     )
@@ -132,7 +134,16 @@ def test_what_does_not_add_up_yet_is_looked_at_again():
     assert report.clean
     assert len(said) == 2
     report = verify(lambda: [STRANGER], margin_s=0.6)
-    assert [str(one) for one in report.findings] == ["d0: a: running, and no router waits for it"]
+    assert [str(one) for one in report.findings] == ["d0: a: running, and no router waits for it here"]
+
+
+def test_a_request_that_is_on_another_worker_than_its_router_asked_is_found():
+    elsewhere = pb.AuditRouterResponse()
+    elsewhere.CopyFrom(CLEAN)
+    elsewhere.attempts[0].decode_address = "h:2"
+    assert [one.request_id for one in unaccounted([elsewhere])] == ["a"]
+    elsewhere.attempts[0].prefill_address = "h:1"
+    assert list(unaccounted([elsewhere])) == []
 
 
 def test_another_routers_requests_are_its_own():
