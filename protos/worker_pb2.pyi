@@ -318,18 +318,16 @@ class StreamOutputsResponse(_message.Message):
     def __init__(self, outputs: _Optional[_Iterable[_Union[TokenOutput, _Mapping]]] = ...) -> None: ...
 
 class Ownership(_message.Message):
-    __slots__ = ("request_id", "router_id", "state", "block_ids", "age_s")
+    __slots__ = ("request_id", "router_id", "state", "block_ids")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
-    AGE_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     router_id: str
     state: str
     block_ids: _containers.RepeatedScalarFieldContainer[int]
-    age_s: float
-    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., state: _Optional[str] = ..., block_ids: _Optional[_Iterable[int]] = ..., age_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., state: _Optional[str] = ..., block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AuditWorkerRequest(_message.Message):
     __slots__ = ()

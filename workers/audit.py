@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 from protos import worker_pb2 as pb
@@ -13,14 +12,13 @@ from workers.request import Request
 
 
 def audit_worker(config: WorkerConfig, incarnation: str, engine: Engine, decode: Decode) -> pb.AuditWorkerResponse:
-    now_s = asyncio.get_running_loop().time()
     return pb.AuditWorkerResponse(
         name=config.name,
         incarnation=incarnation,
         blocks_total=engine.block_manager.num_blocks,
         free_block_ids=engine.block_manager.free_block_ids,
         cached_block_ids=engine.block_manager.cached_block_ids,
-        owners=[_ownership(state, request, now_s) for state, request in _owners(engine, decode)],
+        owners=[_ownership(state, request) for state, request in _owners(engine, decode)],
         settle_s=config.transfer.rpc_timeout_s + config.transfer.lease_s,
         contradiction=_contradiction(engine),
     )
@@ -35,13 +33,12 @@ def _owners(engine: Engine, decode: Decode) -> Iterator[tuple[str, Request]]:
         yield "quarantined" if request in quarantined else "held", request
 
 
-def _ownership(state: str, request: Request, now_s: float) -> pb.Ownership:
+def _ownership(state: str, request: Request) -> pb.Ownership:
     return pb.Ownership(
         request_id=request.request_id,
         router_id=request.router_id,
         state=state,
         block_ids=request.owned_blocks,
-        age_s=now_s - request.arrived_s,
     )
 
 
