@@ -106,7 +106,7 @@ class Answering:
             self._give_up_s = now_s + _RESUME_S
         give_up_s = self._give_up_s if self._deadline_s is None else min(self._give_up_s, self._deadline_s)
         self._num_failed += 1
-        wait_s = min(_LONGEST_PAUSE_S, pause_s(_FIRST_PAUSE_S, min(self._num_failed, 10), self._request.request_id))
+        wait_s = pause_s(_FIRST_PAUSE_S, self._num_failed, self._request.request_id, _LONGEST_PAUSE_S)
         if not isinstance(error, UnavailableError) or not self._target.heard or now_s + wait_s > give_up_s:
             raise error from None
         return wait_s
