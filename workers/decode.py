@@ -13,8 +13,10 @@ from workers.engine.engine import Engine
 from workers.errors import DeadlineError, FrameError, KVFerryError, OverloadedError, StaleGrantError
 from workers.kv_transfer import frame as frames
 from workers.kv_transfer.base import Grant
-from workers.kv_transfer.frame import Buffer, Frame
+from workers.kv_transfer.frame import Buffer, Digest, Frame
+from workers.kv_transfer.incoming import write_frame
 from workers.kv_transfer.layout import KVLayout
+from workers.kv_transfer.shared_rows import SharedRows
 from workers.kv_transfer.slots import slots_of
 from workers.request import Request, Timeline
 
@@ -107,9 +109,9 @@ class Decode:
         hand_off = self._hand_offs[grant.grant_id] = HandOff(grant, request, self._lease(grant.grant_id))
         return hand_off
 
-    async def receive(self, data: Buffer) -> None:
+    async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
         """Verify an encoded frame and put its KV into the blocks of its grant. Raises FrameError, StaleGrantError."""
-        frame, checksum = frames.decode(data)
+        frame, checksum = frames.decode(data, elsewhere)
         hand_off = self._find(frame.grant_id, frame.incarnation)
         self._require_inside(frame, hand_off.grant)
         if any(frame.same_range(other) for other in hand_off.received):
@@ -208,9 +210,10 @@ class Decode:
         slots = slots_of(request.block_table, frame.token_start, frame.token_end, self._layout.block_size)
 
         def verify_and_copy() -> None:
-            # Only what is true touches the pool, where verified KV may lie already under a range that is not.
-            frames.verify(frame, checksum, request.request_id, self._config.checksum)
-            executor.runner.write_kv(slots, frame.layer_start, frame.layer_end, frame.payload)
+            digest = Digest(frame, request.request_id)
+            if not self._config.checksum:
+                digest.require(checksum)
+            write_frame(executor.runner, frame, slots, checksum, digest if self._config.checksum else None)
 
         taken = replace(frame, payload=b"")
         hand_off.received.append(taken)

@@ -13,10 +13,11 @@ from cluster.sim.loop import run, virtual_loop
 from protos import kv_transfer_pb2 as pb
 from tests.factories import BLOCK_SIZE, GREEDY, LEASE_S, make_config, make_engine, make_request, run_engine, runner_of
 from tests.fake_model import NUM_LAYERS, expected_tokens, kv_of
+from tests.workers.kv_transfer.unsent import encode
 from workers.decode import Decode
 from workers.errors import DeadlineError, FrameError, KVFerryError, OverloadedError, StaleGrantError
 from workers.kv_transfer.base import Grant
-from workers.kv_transfer.frame import HEADER_BYTES, Frame, encode
+from workers.kv_transfer.frame import HEADER_BYTES, Frame
 from workers.request import Request
 
 ME, OTHER = "a" * 32, "b" * 32
@@ -142,7 +143,7 @@ def test_frames_that_belong_elsewhere_are_refused():
             (FrameError, replace(good, grant_id=foreign.grant_id)),
             (FrameError, frame_of(request, grant, (NUM_LAYERS - 1, NUM_LAYERS + 1), (0, 4))),
             (FrameError, replace(good, token_start=6, token_end=10)),
-            (FrameError, replace(good, payload=good.payload[:-4])),
+            (FrameError, replace(good, payload=bytes(good.payload)[:-4])),
             (FrameError, replace(good, payload=bytes(good.payload) + b"1234")),
         ]
         for error, frame in cases:

@@ -54,6 +54,8 @@ class TensorParallelExecutor(Executor):
 class TensorParallelRunner:
     """Implements Runner. Once a rank is lost, every method raises UnavailableError."""
 
+    host_pool = None
+
     def __init__(self, config: EngineConfig, on_death: OnDeath) -> None:
         size = config.tensor_parallel_size
         # Before any process is started.

@@ -44,7 +44,7 @@ async def contestants(addresses: Mapping[str, str], num_tokens: int) -> tuple[di
         "socket": Socket(addresses["socket"], frame_bytes()),
         "bare grpc": BareGrpc(addresses["bare grpc"], frame_bytes(), TransferConfig().credits),
     }
-    runner, local = PoolRunner(), LocalTransport()
+    runner, local = PoolRunner(share_pool=True), LocalTransport()
     workers = []
     for name, way in WAYS.items():
         workers.append(await start_worker("prefill", transfer_config(*way), runner))
