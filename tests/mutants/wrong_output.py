@@ -21,14 +21,14 @@ WRONG_OUTPUT = (
         "shared memory that a receiver may still read is not written again",
         "B1",
         "workers/kv_transfer/shm.py",
-        "            segment.close()\n            raise",
-        "            self._idle.append(segment)\n            raise",
+        "                segment.close()\n            raise",
+        "                self._idle.append(segment)\n            raise",
         ("tests/workers/kv_transfer/test_shm.py::test_memory_that_the_receiver_may_still_read_is_never_written_again",),
     ),
     Mutant(
         "a segment is known by its token, not by its file descriptor",
         "B1",
-        "workers/kv_transfer/shm.py",
+        "workers/kv_transfer/segment.py",
         "if whole[:_TOKEN_BYTES] != token:",
         "if False:",
         (
