@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -41,8 +42,7 @@ class KVPool:
             return
         num_bytes = self._num_slots * layout.token_bytes
         _require_memory(num_bytes)
-        # Zeroed by the kernel, page by page at first use; torch.zeros would touch all of it now.
-        self._memory: Bytes = np.zeros(num_bytes, np.uint8)
+        self._memory = _zeros(num_bytes)
         if shared and num_bytes:
             self._segment = Segment(num_bytes)
             self._memory = np.frombuffer(self._segment.memory, np.uint8)
@@ -165,6 +165,12 @@ def _require_memory(num_bytes: int) -> None:
             "lower kv_cache_memory_bytes or num_gpu_blocks_override",
             param="kv_cache_memory_bytes",
         )
+
+
+def _zeros(num_bytes: int) -> Bytes:
+    """At the begin of a page. Zeroed by the kernel, page by page at first use; torch.zeros would touch all of it."""
+    zeros = np.zeros(num_bytes + mmap.PAGESIZE, np.uint8)
+    return zeros[-zeros.ctypes.data % mmap.PAGESIZE :][:num_bytes]
 
 
 def num_pool_blocks(config: CacheConfig, token_bytes: int, max_model_len: int) -> int:

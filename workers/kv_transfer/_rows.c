@@ -9,8 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <immintrin.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
 #define AHEAD 512
 #define STRIDE 128
 
@@ -21,14 +21,14 @@ static inline void fetch_ahead(const char *row, const char *next, Py_ssize_t at,
     _mm_prefetch(from + 64, _MM_HINT_T0);
 }
 
-__attribute__((target("avx2"))) static inline void stream_stride(char *to, const char *from)
+static inline void stream_stride(char *to, const char *from)
 {
-    for (int at = 0; at < STRIDE; at += 32)
-        _mm256_stream_si256((__m256i *)(to + at), _mm256_loadu_si256((const __m256i *)(from + at)));
+    for (int at = 0; at < STRIDE; at += 16)
+        _mm_stream_si128((__m128i *)(to + at), _mm_loadu_si128((const __m128i *)(from + at)));
 }
 
-__attribute__((target("avx2"))) static void stream_rows(char *target, const int64_t *to, const char *source,
-                                                        const int64_t *from, Py_ssize_t num_rows, Py_ssize_t row_bytes)
+static void stream_rows(char *target, const int64_t *to, const char *source, const int64_t *from, Py_ssize_t num_rows,
+                        Py_ssize_t row_bytes)
 {
     Py_ssize_t half = num_rows / 2;
     for (Py_ssize_t i = 0; i < half; i++) {
@@ -50,8 +50,7 @@ __attribute__((target("avx2"))) static void stream_rows(char *target, const int6
 
 static int can_stream(const char *target, Py_ssize_t row_bytes)
 {
-    return row_bytes >= AHEAD && row_bytes % STRIDE == 0 && (uintptr_t)target % 32 == 0 &&
-           __builtin_cpu_supports("avx2");
+    return row_bytes >= AHEAD && row_bytes % STRIDE == 0 && (uintptr_t)target % 16 == 0;
 }
 #else
 static int can_stream(const char *target, Py_ssize_t row_bytes) { return 0; }

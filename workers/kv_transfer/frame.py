@@ -17,9 +17,10 @@ from workers.errors import FrameError
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.shared_rows import SharedRows
 
-_MAGIC = b"KVF1"
-# magic, grant_id, incarnation (16 bytes), layer_start, layer_end, token_start, token_end, payload bytes
-_FIELDS = struct.Struct("<4sQ16sIIIIQ")
+_MAGIC = b"KVFRAME1"
+# magic, grant_id, incarnation (16 bytes), layer_start, layer_end, token_start, token_end, payload bytes; with the
+# checksum 64 bytes, after which the payload lies where copies of it are fast
+_FIELDS = struct.Struct("<8sQ16sIIIIQ")
 _CHECKSUM = struct.Struct("<Q")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 
