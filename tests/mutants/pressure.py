@@ -133,6 +133,14 @@ PRESSURE = (
         ),
     ),
     Mutant(
+        "a rank that never loads is given up",
+        "D3",
+        "workers/engine/rank_process.py",
+        "self._steps.poll(timeout_s)",
+        "self._steps.poll(None)",
+        ("tests/workers/engine/test_tensor_parallel.py::test_a_rank_that_never_loads_is_given_up_in_bounded_time",),
+    ),
+    Mutant(
         "a call to a peer has a deadline",
         "D3",
         PEERS,
