@@ -128,7 +128,7 @@ PRESSURE = (
         "while self._shipments:",
         "while False:",
         (
-            f"{PREFILL_TESTS}::test_renewal_keeps_a_prefill_alive_that_takes_many_leases",
+            "tests/workers/test_renewals.py::test_renewal_keeps_a_prefill_alive_that_takes_many_leases",
             f"{ONE_SIDE_TESTS}::test_prompts_that_wait_for_their_turn_for_many_leases_are_all_answered",
         ),
     ),
