@@ -30,8 +30,9 @@ NUM_REQUESTS = 200
 IN_FLIGHT = 8
 LEASE_S = 3.0
 HEAL_S = 90.0
-# How much larger a process may be than one of its kind was after as many requests without any death.
-GROWTH_BYTES = 64 << 20
+# How much larger a process may be than one of its kind was after as many requests without any death: what allocators
+# keep differs by a few percent from one process to the next.
+GROWTH, GROWTH_BYTES = 1.1, 32 << 20
 CONFIG = f"""
 router: {{http_port: 0, grpc_port: 0}}
 prefill: {{replicas: 2}}
@@ -188,4 +189,4 @@ def test_two_hundred_requests_survive_kills_and_stops(tmp_path, pytestconfig, co
             pytestconfig.stash[SUMMARIES].append(
                 f"chaos: {name} {num_bytes >> 20} MiB before, {after[name] >> 20} MiB after"
             )
-        assert {name for name in before if after[name] > before[name] + GROWTH_BYTES} == set()
+        assert {name for name in before if after[name] > GROWTH * before[name] + GROWTH_BYTES} == set()
