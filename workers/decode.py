@@ -11,6 +11,7 @@ from protos import kv_transfer_pb2 as pb
 from workers.config import TransferConfig
 from workers.engine.engine import Engine
 from workers.errors import DeadlineError, FrameError, KVFerryError, OverloadedError, StaleGrantError
+from workers.grant_room import num_grant_blocks, require_room
 from workers.kv_transfer import frame as frames
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.frame import Buffer, Digest, Frame
@@ -50,6 +51,7 @@ class Decode:
         self._layout = layout
         self._incarnation = incarnation
         self._config = config
+        self._max_blocks = num_grant_blocks(config, engine)
         self._on_failure = on_failure
         self._hand_offs: dict[int, HandOff] = {}
         # Ended while a write was under way: their blocks are free when it is over.
@@ -63,18 +65,22 @@ class Decode:
         return [hand_off.request for hand_off in self._quarantined.values()]
 
     def reserve(self, request: Request, address: str) -> Grant:
-        """Take room for the KV of all tokens of `request`. Raises OverloadedError when there is none."""
+        """Take room for the KV of all tokens of `request`.
+
+        Raises OverloadedError when there is none, InvalidRequestError when there never will be.
+        """
+        require_room(request, self._engine, self._max_blocks)
         num_grants = len(self._hand_offs) - len(self._replicas)
         if num_grants >= self._config.max_num_grants:
             raise OverloadedError(f"{num_grants} hand-offs are under way: the most of transfer.max_num_grants")
         try:
-            self._engine.reserve(request)
+            self._engine.reserve(request, self._max_blocks)
         except OverloadedError:
             if not self._replicas:
                 raise
             for replica in self._replicas:
                 self._end(replica)
-            self._engine.reserve(request)
+            self._engine.reserve(request, self._max_blocks)
         return self._grant(request, address).grant
 
     def reserve_replica(self, request: Request, address: str) -> Grant:
@@ -87,7 +93,7 @@ class Decode:
         block_size = self._engine.block_manager.block_size
         del request.prompt_token_ids[request.num_tokens // block_size * block_size :]
         request.num_cached_tokens = 0  # No prompt of a client: neither hit nor miss.
-        self._engine.reserve(request)
+        self._engine.reserve(request, self._max_blocks)
         hand_off = self._grant(request, address)
         hand_off.is_replica = True
         return hand_off.grant
