@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.limits import valid_request_id
-from router.openai_wire import error_body, error_object, event
+from router.openai.wire import error_body, error_object, event
 from router.text import new_request_id
 from workers.errors import InvalidRequestError, KVFerryError, OverloadedError
 

@@ -16,6 +16,7 @@ from router.merge import merge
 from router.stop_strings import StopStrings
 from router.text import Prompt, TextService, seed_of
 from tests.router.scripted import HANG, TIMELINE, ScriptedRouter, smollm, text_service, words
+from workers.chat_template import Chat
 from workers.errors import AbortedError, FrameError, InvalidRequestError, KVFerryError, NotFoundError, UnavailableError
 from workers.request import FinishReason, SamplingParams, TokenOutput
 
@@ -88,7 +89,7 @@ def test_the_seed_is_a_function_of_the_request_id():
 
 def test_chats_are_rendered_with_the_models_template():
     router = ScriptedRouter(words("x"))
-    chat = [{"role": "user", "content": "Hi"}]
+    chat = Chat([{"role": "user", "content": "Hi"}])
     answer(text_service(router), chat)
     assert smollm().decode(router.calls[0][0], skip_special_tokens=False) == smollm().apply_chat_template(chat)
 
@@ -97,13 +98,15 @@ def test_prompts_that_cannot_be_served_are_refused():
     assert (refusal("").param, refusal([]).message) == ("prompt", "prompt is empty; give at least one token")
     assert refusal([1, 49152]).message == "prompt[1] is token id 49152; the model's ids are 0 to 49151"
     assert refusal([-1]).param == "prompt"
-    for long in (" a" * 64, [5] * 64, "a" * 10_000, [{"role": "user", "content": " a" * 80}]):
+    for long in (" a" * 64, [5] * 64, "a" * 10_000, Chat([{"role": "user", "content": " a" * 80}])):
         error = refusal(long)
         assert error.code == "context_length_exceeded"
         assert error.message.startswith("This model's maximum context length is 64 tokens; ")
-    assert refusal([{"role": "user", "content": " a" * 80}]).param == "messages"
-    assert refusal([{"role": "oracle", "content": "?"}]).message.startswith("messages[0].role is 'oracle'; supported:")
-    assert refusal([{"role": "user", "content": "\ud800"}]).param == "messages"
+    assert refusal(Chat([{"role": "user", "content": " a" * 80}])).param == "messages"
+    assert refusal(Chat([{"role": "oracle", "content": "?"}])).message.startswith(
+        "messages[0].role is 'oracle'; supported:"
+    )
+    assert refusal(Chat([{"role": "user", "content": "\ud800"}])).param == "messages"
 
 
 def test_a_prompt_and_its_answer_must_fit_together():
