@@ -10,6 +10,7 @@ from router.openai.chat import add_chat_routes
 from router.openai.completions import add_completion_routes
 from router.openai.models import add_model_routes
 from router.openai.probes import Readiness, add_probe_routes
+from router.openai.responses import add_response_routes
 from router.openai.tokens import add_token_routes
 from router.openai.tool_syntax import tool_syntax
 from router.text import TextService
@@ -22,6 +23,7 @@ def build_app(text: TextService, pool: Readiness, tool_call_parser: ToolCallPars
     syntax = tool_syntax(tool_call_parser, text.tokenizer.chat_template)
     add_completion_routes(app, text)
     add_chat_routes(app, text, syntax)
+    add_response_routes(app, text, syntax)
     add_model_routes(app, text)
     add_token_routes(app, text)
     add_probe_routes(app, text, pool)

@@ -28,14 +28,14 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = None
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Raises InvalidRequestError that names the message."""
+def template_messages(messages: Sequence[ChatMessage], param: str = "messages") -> list[dict[str, Any]]:
+    """Raises InvalidRequestError that names the message; `param` is where they stand."""
     if not messages:
-        raise InvalidRequestError("messages is empty; give at least one message", param="messages")
-    return [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+        raise InvalidRequestError(f"{param} is empty; give at least one message", param=param)
+    return [_message(message, param, f"{param}[{at}]") for at, message in enumerate(messages)]
 
 
-def text_of(content: Any, where: str, param: str = "messages") -> str:
+def text_of(content: Any, where: str, param: str) -> str:
     """Parts of text are joined by line ends."""
     if isinstance(content, str):
         return content
@@ -56,27 +56,29 @@ def _part(part: Any, where: str, param: str) -> str:
     return text
 
 
-def _message(message: ChatMessage, where: str) -> dict[str, Any]:
+def _message(message: ChatMessage, param: str, where: str) -> dict[str, Any]:
     is_assistant = message.role == "assistant"
     if (message.tool_calls and not is_assistant) or (message.tool_call_id is not None and message.role != "tool"):
         key = "tool_call_id" if message.tool_call_id is not None else "tool_calls"
-        raise InvalidRequestError(f"{where}.{key} is not for the role {message.role[:40]!r}", param="messages")
+        raise InvalidRequestError(f"{where}.{key} is not for the role {message.role[:40]!r}", param=param)
     if message.role == "tool" and message.tool_call_id is None:
-        raise InvalidRequestError(f"{where}.tool_call_id is missing; name the call that it answers", param="messages")
+        raise InvalidRequestError(f"{where}.tool_call_id is missing; name the call that it answers", param=param)
     content = message.content if message.content is not None else message.refusal
     has_no_text = content is None and bool(message.tool_calls)
     shown: dict[str, Any] = {
         "role": message.role,
-        "content": "" if has_no_text else text_of(content, f"{where}.content"),
+        "content": "" if has_no_text else text_of(content, f"{where}.content", param),
     }
     if message.tool_calls:
-        shown["tool_calls"] = [_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(message.tool_calls)]
+        shown["tool_calls"] = [
+            _call(call, param, f"{where}.tool_calls[{at}]") for at, call in enumerate(message.tool_calls)
+        ]
     if message.tool_call_id is not None:
         shown["tool_call_id"] = message.tool_call_id
     return shown if message.name is None else shown | {"name": message.name}
 
 
-def _call(call: Any, where: str) -> dict[str, Any]:
+def _call(call: Any, param: str, where: str) -> dict[str, Any]:
     """Its arguments as an object, which is what templates want."""
     match call:
         case {"id": str() as call_id, "function": {"name": str() as name, "arguments": str() as arguments}}:
@@ -84,12 +86,12 @@ def _call(call: Any, where: str) -> dict[str, Any]:
                 value = json.loads(arguments or "{}")
             except (ValueError, RecursionError) as error:
                 raise InvalidRequestError(
-                    f"{where}.function.arguments is not valid JSON: {error}", param="messages"
+                    f"{where}.function.arguments is not valid JSON: {error}", param=param
                 ) from None
             return {"id": call_id, "type": "function", "function": {"name": name, "arguments": value}}
         case {"type": "custom"}:
-            raise InvalidRequestError(f"{where} is of type 'custom'; only functions are supported", param="messages")
+            raise InvalidRequestError(f"{where} is of type 'custom'; only functions are supported", param=param)
     raise InvalidRequestError(
         f'{where} must be {{"id": ..., "type": "function", "function": {{"name": ..., "arguments": "..."}}}}',
-        param="messages",
+        param=param,
     )

@@ -159,20 +159,20 @@ def _same(value: Any, no_op: Any) -> bool:
 M = TypeVar("M", bound=BaseModel)
 
 
-def validated(model: type[M], body: dict[str, Any]) -> M:
-    """InvalidRequestError whose param is the field at fault."""
+def validated(model: type[M], body: dict[str, Any], param: str | None = None) -> M:
+    """InvalidRequestError whose param is the field at fault, unless it is given."""
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise _first_problem(error) from None
+        raise _first_problem(error, param) from None
 
 
-def _first_problem(error: ValidationError) -> InvalidRequestError:
+def _first_problem(error: ValidationError, param: str | None) -> InvalidRequestError:
     detail = error.errors(include_url=False, include_context=False)[0]
     path = [str(step) for step in detail["loc"]]
     got = "" if detail["type"] == "missing" else f", got {short(detail['input'])}"
     reason = detail["msg"][:1].lower() + detail["msg"][1:]
-    return InvalidRequestError(f"{'.'.join(path)}: {reason}{got}", param=path[0])
+    return InvalidRequestError(f"{'.'.join(path)}: {reason}{got}", param=param or path[0])
 
 
 def short(value: Any) -> str:
