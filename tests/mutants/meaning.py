@@ -10,6 +10,7 @@ SCHEDULER = "workers/engine/scheduler.py"
 PREFILL_TESTS = "tests/workers/test_prefill.py"
 TOKEN_1_TESTS = "tests/router/test_token_1.py"
 
+LEGS_TESTS = "tests/router/test_both_legs.py"
 CHOICES_TESTS = "tests/router/test_choices.py"
 DRAFTS_TESTS = "tests/workers/engine/test_drafts.py"
 
@@ -64,6 +65,39 @@ MEANING = (
         "budget - sum(shares)",
         "budget",
         (f"{DRAFTS_TESTS}::test_answers_are_the_same_in_fewer_steps",),
+    ),
+    Mutant(
+        "decode's first message is new, however many tokens it holds",
+        "C6",
+        "router/router.py",
+        "yield await placement.prefill.unless_lost(anext(outputs))",
+        "await placement.prefill.unless_lost(anext(outputs))",
+        (f"{LEGS_TESTS}::test_several_tokens_in_decodes_first_message_are_all_new",),
+    ),
+    Mutant(
+        "prefill is asked with the client's own limits",
+        "C7",
+        "router/worker_handle.py",
+        "message = worker_pb2.PrefillRequest(request=request_to_pb(request), grant=grant)",
+        "message = worker_pb2.PrefillRequest(request=request_to_pb(request), grant=grant); "
+        "message.request.params.max_tokens = 1",
+        (f"{LEGS_TESTS}::test_a_stream_and_min_tokens_are_no_business_of_prefills_alone",),
+    ),
+    Mutant(
+        "a prompt is tokenised once",
+        "C11",
+        "router/text.py",
+        "token_ids = self.token_ids(prompt)",
+        "token_ids = self.token_ids(prompt) and self.token_ids(prompt)",
+        (f"{LEGS_TESTS}::test_a_prompt_is_tokenised_once_and_each_token_sampled_once",),
+    ),
+    Mutant(
+        "token 1 comes to decode with the hand-off, which does not sample it again",
+        "C11",
+        ENGINE,
+        "            request.output_token_ids.append(first_token_ids[request.choice])",
+        "            request.num_computed_tokens -= 1",
+        (f"{LEGS_TESTS}::test_a_prompt_is_tokenised_once_and_each_token_sampled_once",),
     ),
     Mutant(
         "an answer that token 1 ends is not handed over",
