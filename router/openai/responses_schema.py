@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -28,6 +28,7 @@ _NO_OPS: NoOps = NO_OPS | {
     "reasoning": ({}, {"effort": "none"}, {"effort": None}),
     "context_management": ([],),
     "n": (1,),
+    "prompt_logprobs": (),
     "max_tokens": (),
     "response_format": (),
     "messages": (),
@@ -54,13 +55,6 @@ class ResponseBody(Body):
     include: list[str] | None = None
     top_logprobs: int | None = None
     metadata: dict[str, str] | None = None
-
-    @classmethod
-    def parse(cls, body: dict[str, Any]) -> Self:
-        parsed = super().parse(body)
-        if parsed.prompt_logprobs is not None:
-            raise InvalidRequestError("prompt_logprobs is not for /responses; leave it out", param="prompt_logprobs")
-        return parsed
 
     @property
     def token_limit(self) -> int | None:
