@@ -103,8 +103,8 @@ def described(tmp_path: Path) -> Path:
     for body in re.findall(r"Create\w*CompletionRequest", " ".join(document["components"]["schemas"])):
         properties = _properties(document["components"]["schemas"][body])
         properties["model"] = {"const": "model"}
-        # What is refused in any case would hide all else.
-        for name in NO_OPS:
+        # What is refused in any case, or without stream: true, would hide all else.
+        for name in (*NO_OPS, "stream_options"):
             properties.pop(name, None)
     for operations in document["paths"].values():
         for operation in operations.values():
