@@ -68,7 +68,7 @@ class ChatTemplate:
                 **self._special_tokens,
                 **chat.variables,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
             raise InvalidRequestError(
                 f"messages do not fit the model's chat template: {error}", param="messages"
             ) from error

@@ -13,6 +13,8 @@ from workers.errors import InvalidRequestError
 
 # OpenAI's.
 MAX_TOOLS = 128
+# Far beyond any function's, and far from where recursion ends.
+MAX_SCHEMA_DEPTH = 100
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _CHOICES = (
     '"none", "auto", "required", {"type": "function", "function": {"name": ...}} or '
@@ -88,6 +90,10 @@ def _function(tool: Any, where: str) -> dict[str, Any]:
                 raise InvalidRequestError(
                     f"{where}: description must be a string and parameters a JSON Schema object", param="tools"
                 )
+            if not _is_within(parameters, MAX_SCHEMA_DEPTH):
+                raise InvalidRequestError(
+                    f"{where}: parameters are nested over {MAX_SCHEMA_DEPTH} deep; flatten them", param="tools"
+                )
             given = {"description": description, "parameters": parameters}
             return {"name": name, **{key: value for key, value in given.items() if value is not None}}
         case {"type": str() as kind} if kind != "function":
@@ -97,6 +103,12 @@ def _function(tool: Any, where: str) -> dict[str, Any]:
         "64 letters, digits, ., _ and -",
         param="tools",
     )
+
+
+def _is_within(value: Any, depth: int) -> bool:
+    """Whether nothing in it is nested deeper."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth >= 0 and all(_is_within(one, depth - 1) for one in inner)
 
 
 def _choice(tool_choice: Any) -> tuple[str, list[str] | None]:
@@ -112,8 +124,18 @@ def _choice(tool_choice: Any) -> tuple[str, list[str] | None]:
             "type": "allowed_tools",
             "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*tools]},
         }:
-            return mode, [_function(tool, "tool_choice.allowed_tools.tools")["name"] for tool in tools]
+            return mode, [_name(tool) for tool in tools]
     raise InvalidRequestError(f"tool_choice must be {_CHOICES}", param="tool_choice")
+
+
+def _name(allowed: Any) -> str:
+    match allowed:
+        case {"type": "function", "function": {"name": str() as name}}:
+            return name
+    raise InvalidRequestError(
+        'tool_choice.allowed_tools.tools must each be {"type": "function", "function": {"name": ...}}',
+        param="tool_choice",
+    )
 
 
 def _calls_schema(use: ToolUse) -> dict[str, Any]:

@@ -28,6 +28,7 @@ SCENARIOS = {
     "C6": "Each token comes to the client once, and none is missed.",
     "C7": "Prefill is asked for what the client asked for: nothing of its answer's form, and no less of the answer.",
     "C8": "Usage counts token 1 and the cached tokens.",
+    "C10": "A generation that fails is an error, never an answer.",
     "C11": "A prompt is tokenised once, and each token sampled once.",
     "D1": "Another worker at a known address is a new one, everywhere at once; without decode workers prefill decodes.",
     "D3": "When prefill dies in a hand-off, or is not answered, decode's room is free again at once.",

@@ -52,6 +52,13 @@ def says(text: str, finish: FinishReason = FinishReason.STOP) -> ScriptedRouter:
     return ScriptedRouter([*words(text), [2]] if finish is FinishReason.STOP else words(text), finish)
 
 
+def deep_tool(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"a": schema}
+    return {"type": "function", "function": {"name": "f", "parameters": schema}}
+
+
 def calls_of(message: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message["tool_calls"]]
 
@@ -201,6 +208,7 @@ def test_the_last_message_can_be_continued():
         ({"tools": [{"type": "web_search"}]}, "tools", "only functions are supported"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "up to 64 letters"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": 5}}]}, "tools", "JSON Schema"),
+        ({"tools": [deep_tool(101)], "tool_choice": "required"}, "tools", "nested over 100 deep"),
         ({"tools": [TIME, TIME]}, "tools", "a second time"),
         ({"tools": [TIME], "tool_choice": "always"}, "tool_choice", "must be"),
         ({"tools": [TIME], "tool_choice": NAMED}, "tool_choice", "names 'weather'"),
