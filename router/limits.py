@@ -34,6 +34,9 @@ class Limits:
             raise InvalidRequestError(f"{param} is empty; give at least one token", param=param)
         if len(token_ids) >= self.max_model_len:
             raise self.too_long(f"your {param} has {len(token_ids)} tokens, which leaves no room for an answer", param)
+        self.check_ids(token_ids, param)
+
+    def check_ids(self, token_ids: Sequence[int], param: str) -> None:
         for at, token_id in enumerate(token_ids):
             if not 0 <= token_id < self.vocab_size:
                 raise InvalidRequestError(

@@ -17,7 +17,7 @@ import uvicorn
 from protos import router_pb2, router_pb2_grpc
 from router.config import RouterConfig
 from router.grpc_service import RouterService
-from router.openai import build_app
+from router.openai.app import build_app
 from router.pool import WorkerPool
 from router.router import Router
 from router.text import TextService
@@ -166,7 +166,7 @@ class RouterServer:
         self.http_port = listener.getsockname()[1]
         self._http = _Server(
             uvicorn.Config(
-                build_app(self.text, self._pool),
+                build_app(self.text, self._pool, self._config.tool_call_parser),
                 http="h11",
                 ws="none",
                 lifespan="off",

@@ -26,7 +26,7 @@ class StopStrings:
             self._held, self.matched = "", True
             at, length = min(found)
             return text[: at + length] if self._include else text[:at]
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        keep = max((overlap(text, stop) for stop in self._stops), default=0)
         shown = len(text) - keep
         self._held = text[shown:]
         return text[:shown]
@@ -36,7 +36,7 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest proper prefix of `stop` that `text` ends with."""
     longest = min(len(stop) - 1, len(text))
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)

@@ -7,24 +7,24 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Protocol, cast
+from typing import Protocol
 
 import xxhash
 
 from router.answer import Answer, TextChunk, TextOptions, TextRequest
 from router.limits import Limits, check_cache_salt, check_request_id, check_stops
 from router.metrics import RouterMetrics
+from workers.chat_template import Chat
 from workers.errors import InvalidRequestError, KVFerryError, NotFoundError
 from workers.request import FinishReason, SamplingParams, TokenOutput, with_seed
 from workers.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-Message = Mapping[str, str]
-Prompt = str | Sequence[int] | Sequence[Message]
+Prompt = str | Sequence[int] | Chat
 
 NO_OPTIONS = TextOptions()
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class Generator(Protocol):
@@ -81,12 +81,16 @@ class TextService:
         check_request_id(request_id)
         check_stops(options.stops)
         check_cache_salt(options.cache_salt)
-        param = "messages" if _is_chat(prompt) else "prompt"
-        token_ids = self._token_ids(prompt, param)
+        param = "messages" if isinstance(prompt, Chat) else "prompt"
+        token_ids = self.token_ids(prompt)
         self._limits.check_prompt(token_ids, param)
         params = self._limits.complete_params(params, len(token_ids), options.default_max_tokens, param)
         self._limits.check_so_far(options.so_far, params)
         return TextRequest(request_id, token_ids, with_seed(params, seed_of(request_id)), options, arrived_s)
+
+    def check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
+        """Whether the model has them all."""
+        self._limits.check_ids(token_ids, param)
 
     async def complete(
         self, prompt: Prompt, params: SamplingParams, request_id: str, options: TextOptions = NO_OPTIONS
@@ -147,18 +151,17 @@ class TextService:
         finally:
             self._running.discard(unique)
 
-    def _token_ids(self, prompt: Prompt, param: str) -> Sequence[int]:
-        if param == "messages":
-            text = self.tokenizer.apply_chat_template(_checked(cast(Sequence[Message], prompt)))
-        elif isinstance(prompt, str):
-            text = prompt
-        else:
-            return list(cast(Sequence[int], prompt))
+    def token_ids(self, prompt: Prompt, add_special_tokens: bool | None = None) -> Sequence[int]:
+        """None: special tokens are added to text; a chat template writes them itself."""
+        if not isinstance(prompt, str | Chat):
+            return list(prompt)
+        is_chat = isinstance(prompt, Chat)
+        text = self.tokenizer.apply_chat_template(_checked(prompt)) if isinstance(prompt, Chat) else prompt
+        param = "messages" if is_chat else "prompt"
         if len(text) > self.max_model_len * self.tokenizer.max_token_chars:
             raise self._limits.too_long(f"your {param} has {len(text)} characters, which is more", param)
         try:
-            # A chat template writes the special tokens itself.
-            return self.tokenizer.encode(text, add_special_tokens=param == "prompt")
+            return self.tokenizer.encode(text, not is_chat if add_special_tokens is None else add_special_tokens)
         except InvalidRequestError as error:
             error.param = param
             raise
@@ -173,14 +176,10 @@ def seed_of(request_id: str, tenant: str = "") -> int:
     return xxhash.xxh64_intdigest(f"{tenant}\0{request_id}".encode())
 
 
-def _is_chat(prompt: Prompt) -> bool:
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-
-
-def _checked(messages: Sequence[Message]) -> Sequence[Message]:
-    for at, message in enumerate(messages):
+def _checked(chat: Chat) -> Chat:
+    for at, message in enumerate(chat.messages):
         if message["role"] not in ROLES:
             raise InvalidRequestError(
                 f"messages[{at}].role is {message['role'][:40]!r}; supported: {', '.join(ROLES)}", param="messages"
             )
-    return messages
+    return chat

@@ -8,6 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from workers.chat_template import Chat
 from workers.models.resolve import resolve_model
 from workers.tokenizer import Tokenizer, load_tokenizer
 
@@ -45,7 +46,7 @@ def chat(question: str) -> list[dict[str, str]]:
 
 def token_ids(question: str) -> list[int]:
     """As the router renders and tokenises it."""
-    return tokenizer().encode(tokenizer().apply_chat_template(chat(question)), add_special_tokens=False)
+    return tokenizer().encode(tokenizer().apply_chat_template(Chat(chat(question))), add_special_tokens=False)
 
 
 def _rows(file: str) -> list[dict[str, Any]]:

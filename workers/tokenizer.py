@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from workers.chat_template import ChatTemplate, Message
+from workers.chat_template import Chat, ChatTemplate
 from workers.errors import ConfigError, InvalidRequestError
 from workers.tokenizer_sources import TokenizerSource, from_folder, from_gguf
 
@@ -47,8 +47,9 @@ class Tokenizer:
         return self._backend.to_str()
 
     @property
-    def has_chat_template(self) -> bool:
-        return self._chat_template is not None
+    def chat_template(self) -> str | None:
+        """Its source."""
+        return None if self._chat_template is None else self._chat_template.source
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         try:
@@ -76,12 +77,12 @@ class Tokenizer:
             self._bytes[token_id] = data
         return data
 
-    def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(self, chat: Chat) -> str:
         if self._chat_template is None:
             raise InvalidRequestError(
                 "this model has no chat template; use /v1/completions with a prompt", param="messages"
             )
-        return self._chat_template.render(messages, add_generation_prompt)
+        return self._chat_template.render(chat)
 
 
 def _byte_level_alphabet() -> dict[str, int]:

@@ -10,6 +10,8 @@ SCHEDULER = "workers/engine/scheduler.py"
 PREFILL_TESTS = "tests/workers/test_prefill.py"
 TOKEN_1_TESTS = "tests/router/test_token_1.py"
 
+LEGS_TESTS = "tests/router/test_both_legs.py"
+TOOLS_TESTS = "tests/router/test_openai_tools.py"
 CHOICES_TESTS = "tests/router/test_choices.py"
 DRAFTS_TESTS = "tests/workers/engine/test_drafts.py"
 
@@ -64,6 +66,67 @@ MEANING = (
         "budget - sum(shares)",
         "budget",
         (f"{DRAFTS_TESTS}::test_answers_are_the_same_in_fewer_steps",),
+    ),
+    Mutant(
+        "decode's first message is new, however many tokens it holds",
+        "C6",
+        "router/router.py",
+        "yield await placement.prefill.unless_lost(anext(outputs))",
+        "await placement.prefill.unless_lost(anext(outputs))",
+        (f"{LEGS_TESTS}::test_several_tokens_in_decodes_first_message_are_all_new",),
+    ),
+    Mutant(
+        "prefill is asked with the client's own limits",
+        "C7",
+        "router/worker_handle.py",
+        "message = worker_pb2.PrefillRequest(request=request_to_pb(request), grant=grant)",
+        "message = worker_pb2.PrefillRequest(request=request_to_pb(request), grant=grant); "
+        "message.request.params.max_tokens = 1",
+        (f"{LEGS_TESTS}::test_a_stream_and_min_tokens_are_no_business_of_prefills_alone",),
+    ),
+    Mutant(
+        "a prompt is tokenised once",
+        "C11",
+        "router/text.py",
+        "token_ids = self.token_ids(prompt)",
+        "token_ids = self.token_ids(prompt) and self.token_ids(prompt)",
+        (f"{LEGS_TESTS}::test_a_prompt_is_tokenised_once_and_each_token_sampled_once",),
+    ),
+    Mutant(
+        "token 1 comes to decode with the hand-off, which does not sample it again",
+        "C11",
+        ENGINE,
+        "            request.output_token_ids.append(first_token_ids[request.choice])",
+        "            request.num_computed_tokens -= 1",
+        (f"{LEGS_TESTS}::test_a_prompt_is_tokenised_once_and_each_token_sampled_once",),
+    ),
+    Mutant(
+        "a generation that fails is an error",
+        "C10",
+        "router/answer.py",
+        "if output.finish_reason is FinishReason.ERROR:",
+        "if False:",
+        (
+            "tests/router/test_failed_answers.py::test_a_failed_generation_is_no_answer",
+            "tests/router/test_failed_answers.py"
+            "::test_a_generation_that_fails_mid_stream_ends_with_an_error_and_no_finish_reason",
+        ),
+    ),
+    Mutant(
+        "an answer that must be calls is held to their schema",
+        "-",
+        "router/openai/chat.py",
+        "return replace(params, grammar=use.grammar) if use.grammar else params",
+        "return params",
+        (f"{TOOLS_TESTS}::test_an_answer_that_must_be_calls_is_held_to_their_schema",),
+    ),
+    Mutant(
+        "references within a function's schema follow it to its place",
+        "-",
+        "router/openai/tools.py",
+        '{"$ref": place + ref[1:]}',
+        '{"$ref": ref}',
+        (f"{TOOLS_TESTS}::test_an_answer_that_must_be_calls_is_held_to_their_schema",),
     ),
     Mutant(
         "an answer that token 1 ends is not handed over",

@@ -65,7 +65,7 @@ OPERATIONS = (
     Mutant(
         "readiness over HTTP is the pool's",
         "E5",
-        "router/openai.py",
+        "router/openai/probes.py",
         "is_ready, reason = pool.ready()",
         'is_ready, reason = True, ""',
         (

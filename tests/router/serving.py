@@ -16,14 +16,16 @@ from workers.config import ModelConfig
 MODEL = ModelConfig(served_model_name=("smol",), max_model_len=64)
 
 
-def router_server(router: ScriptedRouter, http_port: int = 0, grpc_port: int = 0) -> RouterServer:
+def router_server(
+    router: ScriptedRouter, http_port: int = 0, grpc_port: int = 0, model: ModelConfig = MODEL
+) -> RouterServer:
     config = RouterConfig(http_port=http_port, grpc_port=grpc_port)
-    return RouterServer(cast(Router, router), StaticPool(), smollm(), MODEL, config)
+    return RouterServer(cast(Router, router), StaticPool(), smollm(), model, config)
 
 
 @asynccontextmanager
-async def serving(router: ScriptedRouter) -> AsyncIterator[RouterServer]:
-    server = router_server(router)
+async def serving(router: ScriptedRouter, model: ModelConfig = MODEL) -> AsyncIterator[RouterServer]:
+    server = router_server(router, model=model)
     await server.start()
     try:
         yield server

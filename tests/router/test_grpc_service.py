@@ -11,6 +11,7 @@ import pytest
 from protos import router_pb2, router_pb2_grpc, worker_pb2
 from tests.router.scripted import HANG, ScriptedRouter, smollm, words
 from tests.router.serving import serving, until
+from workers.chat_template import Chat
 from workers.errors import OverloadedError
 from workers.request import SamplingParams
 
@@ -66,7 +67,7 @@ def test_prompts_may_be_ids_or_messages():
     (ids, params, request_id), (rendered, _, _) = router.calls
     assert (ids, request_id[:4]) == ([5, 6], "gen-")
     assert (params.temperature, params.max_tokens) == (SamplingParams().temperature, 62)
-    text = smollm().apply_chat_template([{"role": "user", "content": "Hi"}])
+    text = smollm().apply_chat_template(Chat([{"role": "user", "content": "Hi"}]))
     assert rendered == smollm().encode(text, add_special_tokens=False)
 
 

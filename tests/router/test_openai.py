@@ -13,7 +13,7 @@ import pytest
 
 from protos import router_pb2
 from protos.worker_pb2 import WorkerStats
-from router.openai import build_app
+from router.openai.app import build_app
 from tests.router.scripted import HANG, ScriptedRouter, StaticPool, smollm, text_service, words
 from workers.errors import OverloadedError, UnavailableError
 from workers.request import FinishReason
@@ -226,7 +226,7 @@ def test_unsupported_parameters_are_accepted_where_they_change_nothing():
 
 
 UNSUPPORTED: dict[str, Any] = {
-    "tools": [{"type": "function"}],
+    "functions": [{"name": "f"}],
     "suffix": "x",
     "audio": {"voice": "x"},
 }

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from cluster.sim.loop import run
-from router.openai import build_app
+from router.openai.app import build_app
 from router.pool import WorkerPool
 from tests.factories import SimCluster, sim_cluster
 from tests.router.scripted import ScriptedRouter, text_service

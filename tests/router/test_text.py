@@ -10,6 +10,7 @@ import pytest
 from router.answer import TextChunk, TextOptions
 from router.text import Prompt, TextService, seed_of
 from tests.router.scripted import HANG, TIMELINE, ScriptedRouter, smollm, text_service, words
+from workers.chat_template import Chat
 from workers.errors import AbortedError, FrameError, KVFerryError, NotFoundError, UnavailableError
 from workers.request import FinishReason, SamplingParams, TokenOutput
 
@@ -72,7 +73,7 @@ def test_the_seed_is_a_function_of_the_request_id():
 
 def test_chats_are_rendered_with_the_models_template():
     router = ScriptedRouter(words("x"))
-    chat = [{"role": "user", "content": "Hi"}]
+    chat = Chat([{"role": "user", "content": "Hi"}])
     answer(text_service(router), chat)
     assert smollm().decode(router.calls[0][0], skip_special_tokens=False) == smollm().apply_chat_template(chat)
 

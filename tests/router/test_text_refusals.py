@@ -12,6 +12,7 @@ import pytest
 from router.text import Prompt
 from tests.router.scripted import ScriptedRouter, text_service, words
 from tests.router.test_text import GREEDY, answer
+from workers.chat_template import Chat
 from workers.errors import InvalidRequestError
 from workers.request import SamplingParams
 
@@ -30,13 +31,15 @@ def test_prompts_that_cannot_be_served_are_refused():
     assert (refusal("").param, refusal([]).message) == ("prompt", "prompt is empty; give at least one token")
     assert refusal([1, 49152]).message == "prompt[1] is token id 49152; the model's ids are 0 to 49151"
     assert refusal([-1]).param == "prompt"
-    for long in (" a" * 64, [5] * 64, "a" * 10_000, [{"role": "user", "content": " a" * 80}]):
+    for long in (" a" * 64, [5] * 64, "a" * 10_000, Chat([{"role": "user", "content": " a" * 80}])):
         error = refusal(long)
         assert error.code == "context_length_exceeded"
         assert error.message.startswith("This model's maximum context length is 64 tokens; ")
-    assert refusal([{"role": "user", "content": " a" * 80}]).param == "messages"
-    assert refusal([{"role": "oracle", "content": "?"}]).message.startswith("messages[0].role is 'oracle'; supported:")
-    assert refusal([{"role": "user", "content": "\ud800"}]).param == "messages"
+    assert refusal(Chat([{"role": "user", "content": " a" * 80}])).param == "messages"
+    assert refusal(Chat([{"role": "oracle", "content": "?"}])).message.startswith(
+        "messages[0].role is 'oracle'; supported:"
+    )
+    assert refusal(Chat([{"role": "user", "content": "\ud800"}])).param == "messages"
 
 
 def test_a_prompt_and_its_answer_must_fit_together():

@@ -63,7 +63,7 @@ def test_gguf_special_tokens_and_bos(tmp_path: Path):
     assert tokenizer.encode(" a", add_special_tokens=False) == [259]
     assert tokenizer.decode([257, 259, 258]) == " a<tool>"
     assert tokenizer.decode([257, 259, 258], skip_special_tokens=False) == "<s> a<tool>"
-    assert not tokenizer.has_chat_template
+    assert tokenizer.chat_template is None
 
 
 @pytest.mark.parametrize(("pre", "joined"), [("gpt-2", True), ("llama-bpe", True), ("qwen2", False), ("smollm", False)])

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, decoders, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
+from workers.chat_template import Chat
 from workers.errors import ConfigError, InvalidRequestError
 from workers.models.resolve import resolve_model
 from workers.tokenizer import Tokenizer, load_tokenizer
@@ -99,7 +100,7 @@ def test_gguf_chats_are_rendered_as_transformers_does(
     smollm_oracle: Any, chat: list[dict[str, str]], add_generation_prompt: bool
 ):
     theirs = smollm_oracle.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
-    assert smollm().apply_chat_template(chat, add_generation_prompt) == theirs
+    assert smollm().apply_chat_template(Chat(chat, add_generation_prompt=add_generation_prompt)) == theirs
 
 
 def test_facts_of_the_default_model():
@@ -155,19 +156,19 @@ def test_a_folder_is_read_as_transformers_reads_it(folder: Path):
             assert ids == oracle(text, add_special_tokens=special).input_ids
             assert mine.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
     for chat in CHATS:
-        rendered = mine.apply_chat_template(chat)
+        rendered = mine.apply_chat_template(Chat(chat))
         assert rendered == oracle.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
 
 
 def test_a_template_says_why_it_refuses(folder: Path):
     with pytest.raises(InvalidRequestError, match="no such role"):
-        load_tokenizer(folder).apply_chat_template([{"role": "refused", "content": ""}])
+        load_tokenizer(folder).apply_chat_template(Chat([{"role": "refused", "content": ""}]))
 
 
 def test_a_model_without_a_template_names_the_other_endpoint(folder: Path, tmp_path: Path):
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     with pytest.raises(InvalidRequestError, match="no chat template; use /v1/completions"):
-        load_tokenizer(tmp_path).apply_chat_template(CHATS[0])
+        load_tokenizer(tmp_path).apply_chat_template(Chat(CHATS[0]))
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from router.answer import TextChunk
-from router.openai_logprobs import ChatScribe, CompletionScribe
+from router.openai.logprobs import ChatScribe, CompletionScribe
 from workers.errors import KVFerryError
 from workers.request import FinishReason, TokenLogprobs
 
 DONE = b"data: [DONE]\n\n"
+
+
+class StreamUsage(enum.Enum):
+    """Where a stream tells the usage."""
+
+    NONE = enum.auto()
+    # In an event of its own, the last.
+    LAST = enum.auto()
+    # There, and in each piece that of its choice so far.
+    EVERY = enum.auto()
+
+
+Logprobs = dict[str, Any] | None
+# What a choice has used so far, where each piece tells it.
+Used = dict[str, int] | None
 
 
 @dataclass(slots=True)
@@ -59,16 +75,26 @@ def usage(choices: Sequence[Choice], num_per_prompt: int) -> dict[str, Any]:
     firsts = choices[::num_per_prompt]
     prompt = sum(choice.num_prompt_tokens for choice in firsts)
     completion = sum(choice.num_completion_tokens for choice in choices)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in firsts)},
-    }
+    cached = sum(choice.num_cached_tokens for choice in firsts)
+    return {**counts(prompt, completion), "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def counts(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def event(body: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()
+
+
+class ChoiceEvents(Protocol):
+    """Server-sent events of one choice."""
+
+    def start(self, echo: str, logprobs: Logprobs, used: Used) -> bytes:
+        """What goes before the first token's."""
+
+    def event(self, text: str, finish_reason: FinishReason | None, logprobs: Logprobs, used: Used) -> bytes:
+        """Of new text; there may be none as long as it is not sure what it is."""
 
 
 class CompletionShape:
@@ -88,12 +114,8 @@ class CompletionShape:
         body["usage"] = used
         return body
 
-    def pieces(self, index: int, include_usage: bool) -> Pieces:
-        return Pieces(
-            before=self._open(index) + ',"text":',
-            after=',"logprobs":',
-            end=_end(include_usage),
-        )
+    def pieces(self, index: int, wanted: StreamUsage) -> ChoiceEvents:
+        return Pieces(before=self.opening_of(index) + ',"text":', after=',"logprobs":', end=end_of(wanted))
 
     def usage_event(self, used: dict[str, Any]) -> bytes:
         return event({**self._head(self.stream_kind), "choices": [], "usage": used})
@@ -101,7 +123,7 @@ class CompletionShape:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._request_id, "object": kind, "created": self._created, "model": self._model}
 
-    def _open(self, index: int) -> str:
+    def opening_of(self, index: int) -> str:
         head = json.dumps(self._head(self.stream_kind), separators=(",", ":"))
         return f'data: {head[:-1]},"choices":[{{"index":{index}'
 
@@ -111,32 +133,9 @@ class CompletionShape:
         return shown if choice.prompt_logprobs is None else {**shown, "prompt_logprobs": choice.prompt_logprobs}
 
 
-class ChatShape(CompletionShape):
-    kind = "chat.completion"
-    stream_kind = "chat.completion.chunk"
-    scribe = ChatScribe
-
-    def whole(self, choices: Sequence[Choice], used: dict[str, Any]) -> dict[str, Any]:
-        body = super().whole(choices, used)
-        scores = choices[0].prompt_logprobs
-        return body if scores is None else {**body, "prompt_logprobs": scores}
-
-    def pieces(self, index: int, include_usage: bool) -> Pieces:
-        return Pieces(
-            before=self._open(index) + ',"delta":{"content":',
-            after='},"logprobs":',
-            end=_end(include_usage),
-            opening='"","role":"assistant"',
-        )
-
-    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": choice.logprobs, "finish_reason": choice.finish_reason}
-
-
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Server-sent events of one choice."""
+    """An event for each piece of text."""
 
     before: str
     after: str
@@ -144,19 +143,20 @@ class Pieces:
     # Stands for the text in an event before the first; empty: there is none.
     opening: str = ""
 
-    def start(self, echo: str, logprobs: dict[str, Any] | None) -> bytes:
-        """What goes before the first token's event."""
+    def start(self, echo: str, logprobs: Logprobs, used: Used) -> bytes:
         value = self.opening or (json.dumps(echo) if echo or logprobs else "")
-        return self._event(value, logprobs, None) if value else b""
+        return self.render(value, None, logprobs, used) if value else b""
 
-    def event(self, text: str, finish_reason: FinishReason | None, logprobs: dict[str, Any] | None) -> bytes:
-        return self._event(json.dumps(text), logprobs, finish_reason)
+    def event(self, text: str, finish_reason: FinishReason | None, logprobs: Logprobs, used: Used) -> bytes:
+        return self.render(json.dumps(text), finish_reason and finish_reason.value, logprobs, used)
 
-    def _event(self, value: str, logprobs: dict[str, Any] | None, finish_reason: FinishReason | None) -> bytes:
+    def render(self, value: str, finish_reason: str | None, logprobs: Logprobs, used: Used) -> bytes:
+        """`value`: JSON of what is new."""
         scores = json.dumps(logprobs, separators=(",", ":")) if logprobs else "null"
-        reason = f'"{finish_reason.value}"' if finish_reason else "null"
-        return f'{self.before}{value}{self.after}{scores},"finish_reason":{reason}{self.end}'.encode()
+        reason = f'"{finish_reason}"' if finish_reason else "null"
+        end = self.end if used is None else f'}}],"usage":{json.dumps(used, separators=(",", ":"))}}}\n\n'
+        return f'{self.before}{value}{self.after}{scores},"finish_reason":{reason}{end}'.encode()
 
 
-def _end(include_usage: bool) -> str:
-    return '}],"usage":null}\n\n' if include_usage else "}]}\n\n"
+def end_of(wanted: StreamUsage) -> str:
+    return "}]}\n\n" if wanted is StreamUsage.NONE else '}],"usage":null}\n\n'

@@ -1,42 +1,32 @@
-"""The OpenAI HTTP API over a TextService."""
+"""Answers of /completions and /chat/completions, whole or streamed, over a TextService."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-from fastapi import FastAPI, Request
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
 from router.answer import TextChunk, TextRequest
-from router.http_answers import RequestIds, WatchedResponse, add_error_handlers, read_json, retry_headers, send_events
-from router.limits import check_num_answers
+from router.http_answers import WatchedResponse, send_events
 from router.merge import merge
-from router.openai_logprobs import NO_LOGPROBS, LogprobsWanted, Scribe, prompt_logprobs
-from router.openai_schema import ChatBody, CompletionBody
-from router.openai_wire import DONE, ChatShape, Choice, CompletionShape, usage
+from router.openai.logprobs import NO_LOGPROBS, LogprobsWanted, Scribe, prompt_logprobs
+from router.openai.wire import DONE, Choice, CompletionShape, StreamUsage, Used, counts, usage
 from router.text import TextService
 from workers.request import FinishReason, TokenLogprobs
 from workers.tokenizer import Tokenizer
 
 
-class Readiness(Protocol):
-    def ready(self) -> tuple[bool, str]:
-        """Whether a request could be answered now, and who is missing."""
-
-
 @dataclass
-class _Job:
+class Job:
     """One HTTP request: its prompts, and the shape of its answer. Choices are counted on from prompt to prompt."""
 
     requests: Sequence[TextRequest]
     shape: CompletionShape
-    include_usage: bool = False
+    usage_wanted: StreamUsage = StreamUsage.NONE
     # Choices shown of each prompt: the best, where more are generated.
     num_shown: int = 1
     # What the text of each prompt's choices begins with.
@@ -72,6 +62,12 @@ class _Job:
         request = self.requests[index // self.num_per_prompt]
         return scribe.echo(self.echo(index), request.prompt_token_ids, logprobs)
 
+    def used(self, index: int, num_tokens: int) -> Used:
+        """So far, by one choice."""
+        if self.usage_wanted is not StreamUsage.EVERY:
+            return None
+        return counts(len(self.requests[index // self.num_per_prompt].prompt_token_ids), num_tokens)
+
     def best(self, answers: Sequence[Choice]) -> Sequence[Choice]:
         """Those that are shown."""
         num = self.num_per_prompt
@@ -84,83 +80,7 @@ class _Job:
         return [choice for of_prompt in ranked for choice in of_prompt[: self.num_shown]]
 
 
-def build_app(text: TextService, pool: Readiness) -> FastAPI:
-    app = FastAPI(title="kvferry", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.add_middleware(RequestIds)
-    add_error_handlers(app)
-    _add_generation(app, text)
-    _add_models(app, text)
-    _add_probes(app, text, pool)
-    return app
-
-
-def _add_generation(app: FastAPI, text: TextService) -> None:
-    @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        body = CompletionBody.parse(await read_json(request))
-        shape = CompletionShape(request.state.request_id, text.model_name(body.model))
-        requests = _completion_requests(text, body, request.state.request_id)
-        echoes = _echoes(text, body) if body.echo else ()
-        job = _Job(requests, shape, body.include_usage, body.n or 1, echoes, body.echo_only, body.wanted())
-        return _respond(text, job, bool(body.stream))
-
-    @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        body = ChatBody.parse(await read_json(request))
-        request_id = request.state.request_id
-        shape = ChatShape(request_id, text.model_name(body.model))
-        chat = text.prepare(body.prompt(), body.sampling_params(), request_id, body.options())
-        job = _Job([chat], shape, body.include_usage, body.n or 1, wanted=body.wanted())
-        return _respond(text, job, bool(body.stream))
-
-
-def _add_models(app: FastAPI, text: TextService) -> None:
-    created = int(time.time())
-
-    def card(name: str) -> dict[str, Any]:
-        limit = text.max_model_len
-        return {"id": name, "object": "model", "created": created, "owned_by": "kvferry", "max_model_len": limit}
-
-    @app.get("/v1/models")
-    async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [card(name) for name in text.served_model_names]})
-
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
-        return JSONResponse(card(text.model_name(name)))
-
-
-def _add_probes(app: FastAPI, text: TextService, pool: Readiness) -> None:
-    @app.get("/health")
-    async def health() -> Response:
-        return JSONResponse({"status": "ok"})
-
-    @app.get("/ready")
-    async def ready() -> Response:
-        is_ready, reason = pool.ready()
-        if is_ready:
-            return JSONResponse({"status": "ready"} | ({"reason": reason} if reason else {}))
-        return JSONResponse({"status": "not ready", "reason": reason}, 503, headers=retry_headers(503))
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(text.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
-
-
-def _completion_requests(text: TextService, body: CompletionBody, request_id: str) -> list[TextRequest]:
-    """Every prompt is checked before any is started."""
-    prompts, params, options = body.prompts(), body.sampling_params(), body.options()
-    check_num_answers(len(prompts), params.n)
-    ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{at}" for at in range(len(prompts))]
-    return [text.prepare(prompt, params, one, options) for prompt, one in zip(prompts, ids, strict=True)]
-
-
-def _echoes(text: TextService, body: CompletionBody) -> list[str]:
-    skip = body.options().skip_special_tokens
-    return [prompt if isinstance(prompt, str) else text.tokenizer.decode(prompt, skip) for prompt in body.prompts()]
-
-
-def _respond(text: TextService, job: _Job, stream: bool) -> Response:
+def respond(text: TextService, job: Job, stream: bool) -> Response:
     async def whole(send: Send) -> Response:
         answers = [Choice(text=job.echo(index)) for index in range(job.num_choices)]
         async with aclosing(_chunks(text, job)) as chunks:
@@ -176,7 +96,7 @@ def _respond(text: TextService, job: _Job, stream: bool) -> Response:
     return WatchedResponse(streamed if stream else whole)
 
 
-def _show_logprobs(answer: Choice, index: int, job: _Job, tokenizer: Tokenizer) -> None:
+def _show_logprobs(answer: Choice, index: int, job: Job, tokenizer: Tokenizer) -> None:
     if job.wanted.prompt_logprobs is not None:
         answer.prompt_logprobs = prompt_logprobs(tokenizer, answer.prompt_scores, job.wanted.prompt_logprobs)
     scribe = job.scribe(index, tokenizer)
@@ -185,9 +105,9 @@ def _show_logprobs(answer: Choice, index: int, job: _Job, tokenizer: Tokenizer) 
         answer.logprobs = {key: echo[key] + values for key, values in said.items()} if echo else said
 
 
-async def _events(text: TextService, job: _Job) -> AsyncGenerator[bytes, None]:
+async def _events(text: TextService, job: Job) -> AsyncGenerator[bytes, None]:
     indices = range(job.num_choices)
-    pieces = [job.shape.pieces(index, job.include_usage) for index in indices]
+    pieces = [job.shape.pieces(index, job.usage_wanted) for index in indices]
     scribes = [job.scribe(index, text.tokenizer) for index in indices]
     answers = [Choice() for _ in indices]
     silent = set(indices)
@@ -196,17 +116,19 @@ async def _events(text: TextService, job: _Job) -> AsyncGenerator[bytes, None]:
             scribe, start = scribes[index], b""
             if index in silent:
                 silent.remove(index)
-                start = pieces[index].start(job.echo(index), job.scored_echo(index, scribe, chunk.prompt_logprobs))
+                echoed = job.scored_echo(index, scribe, chunk.prompt_logprobs)
+                start = pieces[index].start(job.echo(index), echoed, job.used(index, 0))
             logprobs = scribe.piece(chunk.logprobs) if scribe and chunk.logprobs else None
-            yield start + pieces[index].event(chunk.text, chunk.finish_reason, logprobs)
+            used = job.used(index, chunk.index + len(chunk.token_ids))
+            yield start + pieces[index].event(chunk.text, chunk.finish_reason, logprobs, used)
             if chunk.finish_reason is not None:
                 answers[index].add(chunk)
-    if job.include_usage:
+    if job.usage_wanted is not StreamUsage.NONE:
         yield job.shape.usage_event(usage(answers, job.num_per_prompt))
     yield DONE
 
 
-async def _chunks(text: TextService, job: _Job) -> AsyncGenerator[tuple[int, TextChunk], None]:
+async def _chunks(text: TextService, job: Job) -> AsyncGenerator[tuple[int, TextChunk], None]:
     """The choices' pieces as they come."""
 
     def stream(request: TextRequest) -> AsyncGenerator[TextChunk, None]:

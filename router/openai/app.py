@@ -1,0 +1,30 @@
+"""The OpenAI HTTP API over a TextService: which file answers which path."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from router.config import ToolCallParserName
+from router.http_answers import RequestIds, add_error_handlers
+from router.openai.chat import add_chat_routes
+from router.openai.completions import add_completion_routes
+from router.openai.models import add_model_routes
+from router.openai.probes import Readiness, add_probe_routes
+from router.openai.responses import add_response_routes
+from router.openai.tokens import add_token_routes
+from router.openai.tool_syntax import tool_syntax
+from router.text import TextService
+
+
+def build_app(text: TextService, pool: Readiness, tool_call_parser: ToolCallParserName = "auto") -> FastAPI:
+    app = FastAPI(title="kvferry", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.add_middleware(RequestIds)
+    add_error_handlers(app)
+    syntax = tool_syntax(tool_call_parser, text.tokenizer.chat_template)
+    add_completion_routes(app, text)
+    add_chat_routes(app, text, syntax)
+    add_response_routes(app, text, syntax)
+    add_model_routes(app, text)
+    add_token_routes(app, text)
+    add_probe_routes(app, text, pool)
+    return app

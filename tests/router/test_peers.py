@@ -1,0 +1,135 @@
+"""Other people's tests of such an API, run against ours; `make peers` fetches them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.openai.schema import NO_OPS
+from tests.router.scripted import ScriptedRouter, words
+from tests.router.serving import serving
+from tests.router.test_openai import OPENAPI, nullable
+from workers.config import ModelConfig
+from workers.request import FinishReason
+
+PEERS = Path(__file__).parents[2] / ".peers"
+PYTHON = PEERS / "venv/bin/python"
+SUITE = next(iter(sorted(PEERS.glob("openai-*/tests"))), PEERS / "openai/tests").parent
+# Names that they ask for.
+MODEL = ModelConfig(served_model_name=("gpt-6-astra", "gpt-3.5-turbo-instruct", "model"), max_model_len=1024)
+# Tests of openai-python that cannot pass, and why; the same list is in docs/api.md.
+EXPECTED = {
+    "every parameter at once, among them unsupported and contradictory ones": (r"completions.*create_with_all_params",),
+    "stored completions": (r"chat/.*::test_(?!path_params)\w+_(retrieve|update|list|delete)",),
+    "models are not deleted over the API": (r"test_models.*::test_(?!path_params)\w+_delete",),
+}
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string", "minLength": 1},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"needs other people's tests in {PEERS}: make peers"),
+]
+
+
+def run_beside_a_server(*command: str | Path, cwd: Path, timeout_s: float) -> tuple[int, str, int]:
+    """Exit code, output, and how many requests were good; {url} in the command is the server's address."""
+
+    async def run() -> tuple[int, str, int]:
+        router = ScriptedRouter([*words("one two"), [2]], FinishReason.STOP)
+        async with serving(router, MODEL) as server:
+            url = f"http://127.0.0.1:{server.http_port}/v1"
+            process = await asyncio.create_subprocess_exec(
+                *(str(part).replace("{url}", url) for part in command),
+                cwd=cwd,
+                env={"TEST_API_BASE_URL": url, "PATH": os.defpath, "HOME": str(cwd)},
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+            try:
+                async with asyncio.timeout(timeout_s):
+                    output, _ = await process.communicate()
+            finally:
+                if process.returncode is None:
+                    process.kill()
+            assert not router.num_running
+            return await process.wait(), output.decode(errors="replace"), len(router.calls)
+
+    return asyncio.run(run())
+
+
+def test_openais_own_tests_pass_or_are_listed():
+    resources = SUITE / "tests/api_resources"
+    paths = [resources / name for name in ("chat", "test_completions.py", "test_models.py")]
+    options = ("-o", "addopts=", "-q", "-rA", "--tb=no", "-p", "no:cacheprovider")
+    _, output, _ = run_beside_a_server(PYTHON, "-m", "pytest", *options, *paths, cwd=SUITE, timeout_s=200)
+    outcomes = re.findall(r"^(PASSED|FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    patterns = [pattern for reasons in EXPECTED.values() for pattern in reasons]
+    unlisted = [name for outcome, name in outcomes if outcome != "PASSED" and not _listed(name, patterns)]
+    needless = [name for outcome, name in outcomes if outcome == "PASSED" and _listed(name, patterns)]
+    assert (unlisted, needless) == ([], []), output[-3000:]
+    assert sum(outcome == "PASSED" for outcome, _ in outcomes) >= 80
+
+
+def _listed(name: str, patterns: list[str]) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns)
+
+
+def described(tmp_path: Path) -> Path:
+    """OpenAI's description, with what our errors look like."""
+    document: dict[str, Any] = json.loads(OPENAPI.read_text(), object_hook=nullable)
+    del document["paths"]["/embeddings"]
+    # Names that it makes up are of no model here.
+    for body in re.findall(r"Create\w*CompletionRequest", " ".join(document["components"]["schemas"])):
+        properties = _properties(document["components"]["schemas"][body])
+        properties["model"] = {"const": "model"}
+        # What is refused in any case, or without stream: true, would hide all else.
+        for name in (*NO_OPS, "stream_options"):
+            properties.pop(name, None)
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"] |= {
+                code: {"description": "an error", "content": {"application/json": {"schema": ERROR}}}
+                for code in ("4XX", "5XX")
+            }
+    path = tmp_path / "openapi.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def _properties(schema: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in [schema, *schema.get("allOf", ())] if "properties" in one)["properties"]
+    return found
+
+
+@pytest.mark.skipif(not OPENAPI.is_file(), reason=f"needs OpenAI's description at {OPENAPI}")
+def test_what_schemathesis_makes_up_is_answered_as_described(tmp_path: Path):
+    code, output, num_answered = run_beside_a_server(
+        PEERS / "venv/bin/schemathesis", "run", described(tmp_path),
+        *("--url", "{url}", "--seed", "1", "--max-examples", "20", "--request-timeout", "10"),
+        *("--phases", "examples,coverage,fuzzing", "--suppress-health-check", "all"),
+        *("--checks", "not_a_server_error,content_type_conformance,response_schema_conformance"),
+        cwd=tmp_path, timeout_s=240,
+    )  # fmt: skip
+    assert code == 0, output[-4000:]
+    assert num_answered >= 20
