@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from typing import NoReturn
 
 from protos import router_pb2
 from router.config import RouterConfig
-from router.policy import RoutingPolicy
+from router.kv_events import follow
+from router.prefix_index import PrefixIndex
 from router.worker_handle import STOPPING, WorkerHandle
+from workers.config import Role
 from workers.errors import UnavailableError
-from workers.rpc import Network
+from workers.rpc import Network, close_quietly
 
 
 class WorkerPool:
@@ -23,9 +26,13 @@ class WorkerPool:
         self.workers = [WorkerHandle(address, router_id, config, network) for address in addresses]
         for worker in self.workers:
             worker.changed = self.changed
+        # Which of them has which KV.
+        self.index = PrefixIndex(config.prefix_index_blocks)
+        self._followers: list[asyncio.Task[NoReturn]] = []
 
     async def start(self) -> None:
         await asyncio.gather(*(worker.start() for worker in self.workers))
+        self._followers = [asyncio.create_task(follow(worker, self.index)) for worker in self.workers]
 
     def refuse(self) -> None:
         """Serve nothing more, and tell whoever waits: the router is about to stop."""
@@ -34,14 +41,15 @@ class WorkerPool:
             worker.fail_all(UnavailableError(STOPPING))
 
     async def stop(self) -> None:
+        for follower in self._followers:
+            await close_quietly(follower)
         await asyncio.gather(*(worker.stop() for worker in self.workers))
 
-    def ranked(self, role: str, policy: RoutingPolicy) -> list[WorkerHandle]:
-        """The reachable workers of a role, the policy's choice first."""
-        candidates = [w for w in self.workers if w.role == role and w.reachable]
-        return [candidates[i] for i in policy([w.load for w in candidates])]
+    def candidates(self, role: Role) -> list[WorkerHandle]:
+        """The workers of a role that can be reached."""
+        return [worker for worker in self.workers if worker.role == role and worker.reachable]
 
-    def whole_role(self) -> str | None:
+    def whole_role(self) -> Role | None:
         """The role whose workers compute prompt and answer alike; None: prompts are handed over.
 
         A role is a preference: with no decode worker there, a prefill worker decodes. Raises UnavailableError when

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc.aio
 
 from protos import router_pb2, worker_pb2, worker_pb2_grpc
 from router.config import RouterConfig
-from router.policy import Load
 from workers.errors import BY_NAME, DeadlineError, KVFerryError, UnavailableError
 from workers.request import FinishReason, Request, TokenOutput
 from workers.rpc import Network, call, close_quietly, error_from_rpc
@@ -99,8 +98,9 @@ class WorkerHandle:
         return self.stats.role
 
     @property
-    def load(self) -> Load:
-        return Load(self.num_queued_tokens, len(self._outputs), self.stats.blocks_free)
+    def num_requests(self) -> int:
+        """Those of this router that it has."""
+        return len(self._outputs)
 
     def status(self) -> router_pb2.WorkerStatus:
         state = router_pb2.WORKER_STATE_READY if self.reachable else router_pb2.WORKER_STATE_UNREACHABLE
@@ -121,6 +121,9 @@ class WorkerHandle:
     async def submit(self, request: Request) -> None:
         message = worker_pb2.SubmitRequest(request=request_to_pb(request), replica_address=request.replica_address)
         await self.unless_lost(call(self._stub.Submit(message, timeout=self._config.rpc_timeout_s)))
+
+    def kv_events(self) -> grpc.aio.UnaryStreamCall[Any, worker_pb2.StreamKVEventsResponse]:
+        return self._stub.StreamKVEvents(worker_pb2.StreamKVEventsRequest())
 
     async def abort(self, request_id: str) -> None:
         """What does not reach the worker is said again with its next heartbeat, if it is the same one then."""
