@@ -162,9 +162,13 @@ class Admission:
         task.add_done_callback(self._background.discard)
 
     def _with_room(self, role: Role, request: Request, tried: Collection[str]) -> WorkerHandle | None:
+        """The best that has room: under two steps' worth of tokens to compute. What it has cached of the request counts
+        like more of a step, since what does not wait there is computed anew elsewhere."""
         ranked = self._ranked(role, request, tried, self._pool.candidates("decode"))
-        limit = _MAX_QUEUED_STEPS
-        return next((w for w in ranked if w.num_queued_tokens < limit * w.stats.max_num_batched_tokens), None)
+        for worker, num_cached in zip(ranked, self._ranking.num_cached_tokens(request, ranked), strict=True):
+            if worker.num_queued_tokens < _MAX_QUEUED_STEPS * (worker.stats.max_num_batched_tokens + num_cached):
+                return worker
+        return None
 
     def _ranked(
         self, role: Role, request: Request, tried: Collection[str], others: Sequence[WorkerHandle]

@@ -11,7 +11,9 @@ import grpc.aio
 
 from protos import router_pb2, worker_pb2, worker_pb2_grpc
 from router.config import RouterConfig
-from workers.errors import BY_NAME, DeadlineError, KVFerryError, UnavailableError
+from router.roles import require_expected
+from workers.config import Role
+from workers.errors import BY_NAME, ConfigError, DeadlineError, KVFerryError, UnavailableError
 from workers.request import FinishReason, Request, TokenOutput
 from workers.rpc import Network, call, close_quietly, error_from_rpc
 from workers.wire import output_from_pb, request_to_pb
@@ -52,6 +54,10 @@ class WorkerHandle:
 
     def __init__(self, address: str, router_id: str, config: RouterConfig, network: Network) -> None:
         self.address = address
+        # Why what answers is not served by; empty: it is, or nothing answers.
+        self.refused = ""
+        # None: whatever it says.
+        self.configured_role: Role | None = None
         self.stats = worker_pb2.WorkerStats()
         # Prompt tokens sent for prefill whose token 1 has not come back.
         self.num_queued_tokens = 0
@@ -81,7 +87,7 @@ class WorkerHandle:
             async with asyncio.timeout(self._config.rpc_timeout_s):
                 await self._first_contact.wait()
         except TimeoutError:
-            logger.warning("worker at %s does not answer yet", self.address)
+            logger.warning("%s", self.refused or f"worker at {self.address} does not answer yet")
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -99,12 +105,11 @@ class WorkerHandle:
 
     @property
     def num_requests(self) -> int:
-        """Those of this router that it has."""
         return len(self._outputs)
 
     def status(self) -> router_pb2.WorkerStatus:
         state = router_pb2.WORKER_STATE_READY if self.reachable else router_pb2.WORKER_STATE_UNREACHABLE
-        return router_pb2.WorkerStatus(address=self.address, state=state, stats=self.stats)
+        return router_pb2.WorkerStatus(address=self.address, state=state, stats=self.stats, refused=self.refused)
 
     async def reserve(self, request: Request, replica_address: str) -> worker_pb2.Grant:
         """Raises OverloadedError when the worker has no room now."""
@@ -226,9 +231,9 @@ class WorkerHandle:
         try:
             timeout_s = (_MAX_MISSES - 0.5) * self._config.heartbeat_s
             stats = (await call(self._stub.GetStats(worker_pb2.GetStatsRequest(), timeout=timeout_s))).stats
-            if not (stats.incarnation and stats.role):
-                raise UnavailableError(f"who answers at {self.address} does not say who it is")
+            require_expected(stats, self.address, self.configured_role)
         except KVFerryError as error:
+            self.refused = error.message if isinstance(error, ConfigError) else ""
             # A call that timed out has waited as long as all the misses.
             self._misses += _MAX_MISSES if isinstance(error, DeadlineError) else 1
             if not self.reachable:
@@ -237,7 +242,7 @@ class WorkerHandle:
         if self.stats.incarnation and stats.incarnation != self.stats.incarnation:
             self._lose("was replaced")
             self._unheard_aborts.clear()
-        self._misses = 0
+        self._misses, self.refused = 0, ""
         self.stats = stats
         self._note_change()
         if self._unheard_aborts:

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from router.policies.load import Load, ToPlace
 
+# What is computed where another has it also takes a place in a second cache from something else.
+_ANEW = 2
+
 
 def prefix_aware(candidates: Sequence[Load], to_place: ToPlace) -> list[int]:
     """Without anything cached it is least_loaded, but equals take turns: each then gets prefixes of its own."""
@@ -14,9 +17,9 @@ def prefix_aware(candidates: Sequence[Load], to_place: ToPlace) -> list[int]:
 
 
 def _cost(load: Load, to_place: ToPlace) -> tuple[float, int]:
-    """For a prefill worker, the tokens that it computes before token 1. For a decode worker, its batch: to have the
-    whole prompt is worth one request, whose KV need not come."""
+    """For a decode worker, its batch: to have the whole prompt is worth one request, whose KV need not come. For
+    others, the tokens to compute before token 1."""
     missing = to_place.num_tokens - load.num_cached_tokens
     if to_place.role == "decode":
         return load.num_requests + missing / max(1, to_place.num_tokens), -load.blocks_free
-    return load.num_queued_tokens + missing, load.num_requests
+    return load.num_queued_tokens + _ANEW * missing, load.num_requests

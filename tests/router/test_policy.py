@@ -88,9 +88,9 @@ def test_round_robin_gives_each_its_turn():
 
 @pytest.mark.parametrize(
     ("queued", "cached", "best"),
-    [((0, 0), (0, 64), 1), ((0, 50), (0, 64), 1), ((0, 80), (0, 64), 0), ((30, 0), (0, 0), 1)],
+    [((0, 0), (0, 64), 1), ((0, 120), (0, 64), 1), ((0, 130), (0, 64), 0), ((30, 0), (0, 0), 1)],
 )
-def test_a_cached_prefix_wins_unless_more_waits_there_than_it_saves(queued, cached, best):
+def test_a_cached_prefix_wins_unless_twice_what_it_saves_waits_there(queued, cached, best):
     candidates = [Load(waiting, 1, 1, tokens) for waiting, tokens in zip(queued, cached, strict=True)]
     assert prefix_aware(candidates, to_place())[0] == best
 
