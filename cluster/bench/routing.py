@@ -25,10 +25,12 @@ from cluster.sim.loop import run
 from cluster.sim.network import SimNetwork
 from cluster.sim.runner import EmptyRunner
 from router.config import RouterConfig
+from router.policy import policy_named
 from router.pool import WorkerPool
 from router.router import Router
 from workers.config import Role, WorkerConfig
 from workers.engine.scheduler import SchedulerOutput
+from workers.errors import ConfigError
 from workers.request import SamplingParams
 from workers.worker import Worker
 
@@ -123,9 +125,20 @@ def _step_s(batch: SchedulerOutput) -> float:
     return _STEP_S + _TOKEN_S * batch.num_tokens
 
 
+def _checked(_: click.Context, __: click.Parameter, policies: tuple[str, ...]) -> tuple[str, ...]:
+    for name in policies:
+        try:
+            policy_named(name)
+        except ConfigError as error:
+            raise click.BadParameter(error.message) from None
+    return policies
+
+
 @click.command()
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--policy", "policies", multiple=True, default=("prefix_aware", "round_robin"), show_default=True)
+@click.option(
+    "--policy", "policies", multiple=True, default=("prefix_aware", "round_robin"), callback=_checked, show_default=True
+)
 @click.option("--requests", "num_requests", type=int, help="The first so many.  [default: all]")
 @click.option("--workers", "num_workers", default=4, show_default=True)
 @click.option("--blocks", "blocks_per_worker", default=12_500, show_default=True, help="Of 512 tokens, of each worker.")

@@ -230,7 +230,9 @@ def test_a_stream_goes_where_its_copy_is_though_another_has_less_to_do():
 
 def test_with_no_decode_worker_left_the_prefill_worker_with_the_copy_decodes():
     async def main() -> None:
-        async with replicating(3, 1) as cluster:
+        # A policy that does not see who has what.
+        settings = {"policy": "least_loaded", "short_prefill_tokens": SHORT}
+        async with replicating(3, 1, router=settings) as cluster:
             # So that the first prompt goes to another prefill worker than the next does.
             others = [ask(cluster, length) for length in (90, 91)]
             await asyncio.sleep(0.001)
