@@ -45,6 +45,19 @@ async def measured(cluster: SimCluster, prompt: list[int] = PREFIX) -> None:
     await asyncio.sleep(1.0)
 
 
+def test_workers_measure_what_their_steps_take():
+    async def main() -> None:
+        async with sim_cluster(**TWO_STEPS) as cluster:
+            assert cluster.workers["d0"].stats().decode_step_s == 0
+            await measured(cluster)
+            assert cluster.workers["d0"].stats().decode_step_s == pytest.approx(0.0051)
+            await cluster.ask([*PREFIX, 1, 2, 3], GREEDY, "second")
+            # A step with three prompt tokens instead of one of a decode: 0.2 ms more.
+            assert cluster.workers["d0"].stats().prompt_token_s == pytest.approx(0.0002 / 3)
+
+    run(main())
+
+
 def computed_by(cluster: SimCluster, name: str) -> int:
     return cluster.workers[name].engine.num_prompt_tokens_computed
 

@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
+from cluster.sim.executor import SimExecutor
 from cluster.sim.loop import run
 from cluster.sim.network import drop
+from router.config import RouterConfig
 from router.policy import POLICIES
-from tests.factories import BLOCK_SIZE, GREEDY, SEEDED, SimCluster, prompt_of, sim_cluster
-from tests.fake_model import expected_tokens
+from router.pool import WorkerPool
+from router.router import Router
+from tests.factories import BLOCK_SIZE, GREEDY, SEEDED, SimCluster, make_config, prompt_of, sim_cluster
+from tests.fake_model import HashRunner, expected_tokens
+from workers.rpc import GrpcNetwork
+from workers.worker import Worker
 
 ON: dict[str, Any] = {"enable_prefix_caching": True, "num_gpu_blocks_override": 200}
 # Longer than a batch of KV events and its way.
@@ -165,3 +171,25 @@ def test_workers_that_cache_nothing_are_not_asked():
             assert asked.num_seen == cluster.pool.num_indexed_blocks == 0
 
     run(main())
+
+
+def test_events_come_by_grpc_and_end_with_their_worker():
+    async def main() -> None:
+        config = RouterConfig(heartbeat_s=0.1)
+        worker = Worker(make_config(**ON), make_executor=lambda config: SimExecutor(HashRunner(config)))
+        pool = WorkerPool([await worker.start()], "router-1", config, GrpcNetwork())
+        await pool.start()
+        router = Router(pool, config, "router-1")
+        outputs = [output async for output in router.generate(PREFIXES[0], GREEDY, "r")]
+        assert outputs[-1].finish_reason
+        async with asyncio.timeout(5.0):
+            # 8 blocks of the prompt, and one of the answer.
+            while pool.num_indexed_blocks != 9:  # noqa: ASYNC110  Another side's doing.
+                await asyncio.sleep(0.01)
+            await worker.stop()
+            while pool.num_indexed_blocks:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await router.stop()
+        await pool.stop()
+
+    asyncio.run(main())
