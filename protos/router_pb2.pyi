@@ -133,28 +133,34 @@ class GenerateResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_worker_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timeline: _Optional[_Union[_worker_pb2.Timeline, _Mapping]] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., choice: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("address", "state", "stats")
+    __slots__ = ("address", "state", "stats", "refused")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     address: str
     state: WorkerState
     stats: _worker_pb2.WorkerStats
-    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., stats: _Optional[_Union[_worker_pb2.WorkerStats, _Mapping]] = ...) -> None: ...
+    refused: str
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., stats: _Optional[_Union[_worker_pb2.WorkerStats, _Mapping]] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
-    __slots__ = ("name", "incarnation", "pid", "num_queued", "num_running")
+    __slots__ = ("name", "incarnation", "pid", "num_queued", "num_running", "policy", "num_indexed_blocks")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    NUM_INDEXED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: str
     pid: int
     num_queued: int
     num_running: int
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_running: _Optional[int] = ...) -> None: ...
+    policy: str
+    num_indexed_blocks: int
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., policy: _Optional[str] = ..., num_indexed_blocks: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

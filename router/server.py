@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from router.openai.app import build_app
 from router.pool import WorkerPool
 from router.router import Router
 from router.text import TextService
-from workers.config import ModelConfig
+from workers.config import ModelConfig, Role
 from workers.errors import ConfigError
 from workers.models.architecture import ArchitectureConfig, read_architecture
 from workers.models.resolve import default_served_name, resolve_model
@@ -37,13 +37,13 @@ async def serve(
     config: RouterConfig,
     model: ModelConfig,
     tokenizer: Tokenizer,
-    worker_addresses: Sequence[str],
+    workers: Sequence[str] | Mapping[str, Role],
     network: Network | None = None,
 ) -> Serving:
-    """A router over these workers, both ports answering. Raises ConfigError."""
+    """A router over the workers at these addresses, both ports answering. Raises ConfigError."""
     network = network or GrpcNetwork()
     incarnation = uuid.uuid4().hex
-    pool = WorkerPool(worker_addresses, incarnation, config, network)
+    pool = WorkerPool(workers, incarnation, config, network)
     router = Router(pool, config, incarnation)
     server = RouterServer(router, pool, tokenizer, model, config, cluster_name=cluster_name, network=network)
     await pool.start()
@@ -82,6 +82,9 @@ class Pool(Protocol):
     def ready(self) -> tuple[bool, str]: ...
 
     def status(self) -> Sequence[router_pb2.WorkerStatus]: ...
+
+    @property
+    def num_indexed_blocks(self) -> int: ...
 
 
 class RouterServer:
@@ -138,6 +141,8 @@ class RouterServer:
             pid=os.getpid(),
             num_queued=self._router.num_queued,
             num_running=self._router.num_running,
+            policy=self._config.policy,
+            num_indexed_blocks=self._pool.num_indexed_blocks,
         )
         return router_pb2.GetStatusResponse(
             name=self._cluster_name,

@@ -149,8 +149,8 @@ DEATH = (
         "what failed on one worker is tried on another",
         "D4",
         "router/admission.py",
-        "(worker.address != copy_address, worker.address in tried)",
-        "worker.address != copy_address",
+        "(worker.address != request.replica_address, worker.address in tried)",
+        "worker.address != request.replica_address",
         ("tests/router/test_second_tries.py::test_a_step_that_fails_on_one_worker_is_taken_on_another[d0]",),
     ),
     Mutant(

@@ -44,4 +44,6 @@ SCENARIOS = {
     "E4": "A worker that has not said who it is, or does not know its address yet, counts as not there.",
     "E5": "Ready follows the workers as they come and go.",
     "E6": "A transport that is asked for by name is used, or refused in words.",
+    "E7": "A worker of another role than configured gets no requests, and is shown with the reason.",
+    "E8": "What a router knows of caches is bounded, and only what lives counts.",
 }

@@ -14,6 +14,7 @@ from tests.mutants.meaning import MEANING
 from tests.mutants.operations import OPERATIONS
 from tests.mutants.pressure import PRESSURE
 from tests.mutants.replicas import COPIES
+from tests.mutants.routing import ROUTING
 from tests.mutants.wrong_output import WRONG_OUTPUT
 
-MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *DEATH, *COPIES, *FRAMES, *LAYOUTS, *OPERATIONS)
+MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *DEATH, *COPIES, *FRAMES, *LAYOUTS, *OPERATIONS, *ROUTING)

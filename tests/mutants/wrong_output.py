@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 DECODE = "workers/decode.py"
-PREFIX_CACHE = "workers/engine/prefix_cache.py"
+BLOCK_HASH = "workers/engine/block_hash.py"
 FRAME = "workers/kv_transfer/frame.py"
 PEERS = "workers/kv_transfer/peers.py"
 ROUTER = "router/router.py"
@@ -114,7 +114,7 @@ WRONG_OUTPUT = (
     Mutant(
         "block hashes depend on the salt",
         "B10",
-        PREFIX_CACHE,
+        BLOCK_HASH,
         "\\0{request.cache_salt}",
         "",
         (
@@ -126,15 +126,15 @@ WRONG_OUTPUT = (
     Mutant(
         "block hashes depend on the model",
         "B10",
-        PREFIX_CACHE,
-        'f"{self._fingerprint}',
+        BLOCK_HASH,
+        'f"{self.fingerprint}',
         'f"',
         (f"{CACHE_TESTS}::test_another_salt_or_model_shares_no_block",),
     ),
     Mutant(
         "block hashes depend on all tokens before",
         "B10",
-        PREFIX_CACHE,
+        BLOCK_HASH,
         "xxhash.xxh3_128_digest(parent + unit)",
         "xxhash.xxh3_128_digest(unit)",
         (f"{CACHE_TESTS}::test_equal_tokens_in_another_place_are_another_block",),

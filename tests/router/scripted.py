@@ -118,6 +118,7 @@ def text_service(router: ScriptedRouter, max_model_len: int = 64) -> TextService
 class StaticPool:
     reason: str = ""
     workers: Sequence[router_pb2.WorkerStatus] = ()
+    num_indexed_blocks: int = 0
 
     def ready(self) -> tuple[bool, str]:
         return not self.reason, self.reason
