@@ -14,6 +14,7 @@ from router.answer import TextChunk, TextOptions, TextRequest
 from router.structured import native_grammar
 from router.text import Prompt, TextService, new_request_id
 from workers.errors import InvalidRequestError, KVFerryError
+from workers.request import Slo, Terms
 from workers.rpc import ACCEPTED_KEY, abort_with
 from workers.wire import logprobs_to_pb, params_from_pb, reason_to_pb, timeline_to_pb
 
@@ -73,7 +74,12 @@ def _options(request: router_pb2.GenerateRequest) -> TextOptions:
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
         cache_salt=request.cache_salt,
         so_far={choice: held.token_ids for choice, held in sorted(request.output_token_ids.items())},
+        terms=Terms(priority=request.priority, slo=_slo(request.slo) if request.HasField("slo") else None),
     )
+
+
+def _slo(slo: router_pb2.Slo) -> Slo:
+    return Slo(*(getattr(slo, name) if slo.HasField(name) else None for name in ("ttft_ms", "tpot_ms")))
 
 
 def _prompt(request: router_pb2.GenerateRequest) -> Prompt:

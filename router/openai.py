@@ -14,15 +14,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
 from router.answer import TextChunk, TextRequest
-from router.http_answers import RequestIds, WatchedResponse, add_error_handlers, read_json, retry_headers, send_events
+from router.config import RouterConfig
+from router.http_answers import WatchedResponse, add_error_handlers, read_json, retry_headers, send_events
+from router.http_edge import add_edge
 from router.limits import check_num_answers
 from router.merge import merge
 from router.openai_logprobs import NO_LOGPROBS, LogprobsWanted, Scribe, prompt_logprobs
 from router.openai_schema import ChatBody, CompletionBody
 from router.openai_wire import DONE, ChatShape, Choice, CompletionShape, usage
+from router.tenants import KeyRing
 from router.text import TextService
 from workers.request import FinishReason, TokenLogprobs
 from workers.tokenizer import Tokenizer
+
+_DEFAULTS = RouterConfig()
 
 
 class Readiness(Protocol):
@@ -84,9 +89,11 @@ class _Job:
         return [choice for of_prompt in ranked for choice in of_prompt[: self.num_shown]]
 
 
-def build_app(text: TextService, pool: Readiness) -> FastAPI:
+def build_app(
+    text: TextService, pool: Readiness, config: RouterConfig = _DEFAULTS, keys: KeyRing | None = None
+) -> FastAPI:
     app = FastAPI(title="kvferry", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.add_middleware(RequestIds)
+    add_edge(app, config, keys)
     add_error_handlers(app)
     _add_generation(app, text)
     _add_models(app, text)

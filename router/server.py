@@ -16,10 +16,12 @@ import uvicorn
 
 from protos import router_pb2, router_pb2_grpc
 from router.config import RouterConfig
+from router.grpc_keys import KeyInterceptor
 from router.grpc_service import RouterService
 from router.openai import build_app
 from router.pool import WorkerPool
 from router.router import Router
+from router.tenants import KeyRing
 from router.text import TextService
 from workers.config import ModelConfig
 from workers.errors import ConfigError
@@ -104,6 +106,7 @@ class RouterServer:
         self._cluster_name = cluster_name
         self._network = network or GrpcNetwork()
         self.text = _text_service(router, tokenizer, model)
+        self._keys = KeyRing(config.api_keys) if config.api_keys else None
         self.text.metrics.watch(router, pool.status)
         # The bound ports, after start.
         self.http_port = config.http_port
@@ -150,7 +153,7 @@ class RouterServer:
         )
 
     async def _start_grpc(self) -> None:
-        server = self._network.server()
+        server = self._network.server([KeyInterceptor(self._keys)] if self._keys else ())
         service = RouterService(self.text, self.status, self._router.audit)
         router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
         host, port = self._config.host, self._config.grpc_port
@@ -166,7 +169,7 @@ class RouterServer:
         self.http_port = listener.getsockname()[1]
         self._http = _Server(
             uvicorn.Config(
-                build_app(self.text, self._pool),
+                build_app(self.text, self._pool, self._config, self._keys),
                 http="h11",
                 ws="none",
                 lifespan="off",
