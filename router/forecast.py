@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 
 from router.config import SloConfig
 from router.pool import WorkerPool
@@ -31,15 +30,27 @@ class Forecast:
         """Raises OverloadedError when it is predicted to miss one."""
         own = request.slo or Slo()
         if limit_ms := own.ttft_ms or self._slo.ttft_ms:
-            loads = [_prefill_load(worker) for worker in self._workers("prefill")]
-            wait = self._wait.line(_now()) if num_queued else None
-            predicted_s = ttft_s(request.num_tokens, num_tokens_before, loads, wait)
+            predicted_s = self.ttft_s(request, num_tokens_before, num_queued)
             # By then what is ahead of it has become so much less.
             _require("ttft_ms", limit_ms, predicted_s, (predicted_s or 0.0) - limit_ms / 1000)
         if limit_ms := own.tpot_ms or self._slo.tpot_ms:
-            batches = [_decode_load(worker) for worker in self._workers("decode")]
-            predicted_s = tpot_s(len(request.choices), batches)
-            _require("tpot_ms", limit_ms, predicted_s, _until_an_end_s(request, batches, predicted_s or 0.0))
+            predicted_s = self.tpot_s(request)
+            _require("tpot_ms", limit_ms, predicted_s, self._until_an_end_s(request, predicted_s or 0.0))
+
+    def ttft_s(self, request: Request, num_tokens_before: int, num_queued: int) -> float | None:
+        """Seconds to token 1 behind so many tokens of so many requests in the queue. None: not known."""
+        loads = [_prefill_load(worker) for worker in self._workers("prefill")]
+        wait = self._wait.line(_now()) if num_queued else None
+        return ttft_s(request.num_tokens, num_tokens_before, loads, wait)
+
+    def tpot_s(self, request: Request) -> float | None:
+        """Seconds a token, all its answers among the running ones. None: not known."""
+        return tpot_s(len(request.choices), [_decode_load(worker) for worker in self._workers("decode")])
+
+    def _until_an_end_s(self, request: Request, tpot_s: float) -> float:
+        """Until some running answer is over, if all are as long as this one may become."""
+        num_running = sum(_decode_load(worker).num_running for worker in self._workers("decode"))
+        return (request.params.max_tokens or 0) * tpot_s / max(num_running, 1)
 
     def _workers(self, role: str) -> list[WorkerHandle]:
         try:
@@ -56,12 +67,6 @@ def _prefill_load(worker: WorkerHandle) -> PrefillLoad:
 def _decode_load(worker: WorkerHandle) -> DecodeLoad:
     # This router's own count is exact; the worker's has those of other routers, and is up to a heartbeat old.
     return DecodeLoad(max(worker.load.num_requests, worker.stats.num_running), worker.pace.step.line(_now()))
-
-
-def _until_an_end_s(request: Request, batches: Iterable[DecodeLoad], tpot_s: float) -> float:
-    """Seconds until some answer is over, if all are as long as this one may become."""
-    num_running = sum(batch.num_running for batch in batches)
-    return (request.params.max_tokens or 0) * tpot_s / max(num_running, 1)
 
 
 def _require(name: str, limit_ms: float, predicted_s: float | None, retry_after_s: float) -> None:

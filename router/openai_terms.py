@@ -17,4 +17,4 @@ class SloBody(BaseModel):
 
 
 def terms_of(priority: int | None, slo: SloBody | None) -> Terms:
-    return Terms(priority=priority or 0, slo=slo and Slo(slo.ttft_ms, slo.tpot_ms))
+    return Terms(priority=priority or 0, slo=Slo(slo.ttft_ms, slo.tpot_ms) if slo else None)

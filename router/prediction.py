@@ -75,9 +75,10 @@ class Pace:
     def saw_stats(self, before: WorkerStats, after: WorkerStats, now_s: float) -> None:
         """Two looks at one incarnation, one after the other."""
         num_steps = after.num_steps - before.num_steps
-        num_running = (before.num_running + after.num_running) / 2
-        if num_steps > 0 and num_running > 0:
-            self.step.add(num_running, (after.steps_s - before.steps_s) / num_steps, now_s)
+        # In decode a step gives every request a token.
+        num_tokens = after.num_output_tokens - before.num_output_tokens
+        if num_steps > 0 and num_tokens > 0:
+            self.step.add(num_tokens / num_steps, (after.steps_s - before.steps_s) / num_steps, now_s)
 
 
 @dataclass(frozen=True, slots=True)
