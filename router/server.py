@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import grpc.aio
 import uvicorn
@@ -18,6 +19,7 @@ from protos import router_pb2, router_pb2_grpc
 from router.config import RouterConfig
 from router.grpc_keys import KeyInterceptor
 from router.grpc_service import RouterService
+from router.http_protocol import PatientProtocol
 from router.openai import build_app
 from router.pool import WorkerPool
 from router.router import Router
@@ -170,7 +172,7 @@ class RouterServer:
         self._http = _Server(
             uvicorn.Config(
                 build_app(self.text, self._pool, self._config, self._keys),
-                http="h11",
+                http=cast(Any, functools.partial(PatientProtocol, head_timeout_s=self._config.body_timeout_s)),
                 ws="none",
                 lifespan="off",
                 log_config=None,
