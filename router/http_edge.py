@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.config import RouterConfig
 from router.http_answers import RequestIds, error_response
 from router.tenants import CALLER, KeyRing
-from workers.errors import KVFerryError
+from workers.errors import AbortedError, KVFerryError
 
 # Probes come without a key.
 _OPEN_PATHS = ("/health", "/ready")
@@ -103,7 +103,7 @@ class _Body:
         self.whole = False
 
     async def receive(self) -> Message:
-        """Raises HTTPException 413 or 408."""
+        """Raises HTTPException 413 or 408, and AbortedError when the client goes away before all of it has come."""
         if self.whole:
             return await self._receive()
         if self._length > self._max_bytes:
@@ -113,6 +113,8 @@ class _Body:
                 message = await self._receive()
         except TimeoutError:
             raise HTTPException(408, f"the body did not come within {self._timeout_s:g} s; send it again") from None
+        if message["type"] == "http.disconnect":
+            raise AbortedError("the client went away before its request was whole")
         self._num_bytes += len(message.get("body", b""))
         if self._num_bytes > self._max_bytes:
             raise self._too_large()

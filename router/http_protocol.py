@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from router.openai_wire import error_object
 
@@ -25,9 +25,9 @@ class PatientProtocol(H11Protocol):
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
-        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+        before: RequestResponseCycle | None = self.cycle
+        if self._head_timer is None and (before is None or before.response_complete):
             self._expect_head()
-        before = self.cycle
         super().data_received(data)
         if self.cycle is not before:
             self._forget_head()
