@@ -45,18 +45,20 @@ class Keys:
         if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        headers: list[tuple[bytes, bytes]] = []
+        try:
+            caller = self._keys.caller(_header(scope, b"authorization"))
+        except KVFerryError as error:
+            await error_response(error)(scope, receive, send)
+            return
 
         async def send_with_rates(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *headers]
+                message["headers"] = [*message.get("headers", ()), *caller.rate_headers()]
             await send(message)
 
         try:
-            caller = self._keys.caller(_header(scope, b"authorization"))
             if scope["method"] == "POST":
                 caller.take_request()
-            headers = caller.rate_headers()
         except KVFerryError as error:
             await error_response(error)(scope, receive, send_with_rates)
             return
