@@ -71,6 +71,21 @@ def test_lower_priorities_go_first_even_before_one_that_has_the_turn():
     ]  # fmt: skip
 
 
+def test_who_waits_with_the_turn_hears_of_a_more_urgent_one_at_once():
+    async def main() -> None:
+        people = crowd()
+        (job,) = await arrive(people, ("job", "", 100, 10))
+        # Nobody tells that there is room now.
+        people.open.set()
+        (same,) = await arrive(people, ("same", "", 100, 10))
+        assert people.served == []
+        await arrive(people, ("urgent", "", 0, 10))
+        await asyncio.gather(job, same)
+        assert people.served == ["urgent", "job", "same"]
+
+    run(main())
+
+
 def test_one_tenants_crowd_does_not_hold_up_another():
     comings = [(f"a{i}", "a", 0, 10) for i in range(5)] + [("b0", "b", 0, 10), ("b1", "b", 0, 10)]
     assert order_of(*comings) == ["a0", "b0", "a1", "b1", "a2", "a3", "a4"]
