@@ -5,24 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from cluster.client import AsyncClient
 from cluster.keys import new_key
 from cluster.resume import Target
-from router.config import RouterConfig
 from router.server import RouterServer
 from router.tenants import KeyRing
 from router.text import seed_of
-from tests.router.scripted import ScriptedRouter, StaticPool, smollm, words
-from tests.router.serving import MODEL
+from tests.router.scripted import ScriptedRouter, words
+from tests.router.serving import http, serving
 from workers.errors import AuthenticationError, ConfigError, InvalidRequestError, OverloadedError
 from workers.request import Slo, Terms
 
@@ -36,22 +32,6 @@ def key_file(folder: Path, **tenants: dict[str, Any]) -> tuple[Path, dict[str, s
     path = folder / "keys.yaml"
     path.write_text("keys:\n" + "\n".join(line for _, line in made.values()))
     return path, {tenant: key for tenant, (key, _) in made.items()}
-
-
-@asynccontextmanager
-async def serving(router: ScriptedRouter, **config: Any) -> AsyncIterator[RouterServer]:
-    settings = RouterConfig(http_port=0, grpc_port=0, **config)
-    server = RouterServer(router, StaticPool(), smollm(), MODEL, settings)  # type: ignore[arg-type]
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.stop()
-
-
-def http(server: RouterServer, key: str | None = None) -> httpx.AsyncClient:
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.http_port}", headers=headers)
 
 
 def grpc_client(server: RouterServer, key: str | None = None) -> AsyncClient:
