@@ -39,7 +39,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     # Writes rather than yields: a cancelled call then ends inside this coroutine, which aborts the request at once.
     async def Generate(self, request: router_pb2.GenerateRequest, context: GenerateContext) -> None:  # type: ignore[override]
         try:
-            prepared = self._prepare(request)
+            prepared = await self._prepare(request)
             await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
             async with aclosing(self._text.stream(prepared)) as chunks:
                 async for chunk in chunks:
@@ -60,11 +60,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.AuditRouterResponse:
         return await self._audit()
 
-    def _prepare(self, request: router_pb2.GenerateRequest) -> TextRequest:
+    async def _prepare(self, request: router_pb2.GenerateRequest) -> TextRequest:
         self._text.model_name(request.model)
         request_id = request.request_id or new_request_id("gen")
         params = replace(params_from_pb(request.params), grammar=native_grammar(request))
-        return self._text.prepare(_prompt(request), params, request_id, _options(request))
+        return await self._text.prepared(_prompt(request), params, request_id, _options(request))
 
 
 def _options(request: router_pb2.GenerateRequest) -> TextOptions:

@@ -17,7 +17,7 @@ from router.metrics import RouterMetrics
 from router.tenants import CALLER
 from workers.errors import InvalidRequestError, KVFerryError, NotFoundError
 from workers.request import NO_TERMS, FinishReason, SamplingParams, Terms, TokenOutput, with_seed
-from workers.tokenizer import Tokenizer
+from workers.tokenizer import LONG_CHARS, Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +96,15 @@ class TextService:
         if caller is not None:
             caller.take_prompt(len(token_ids))
         return TextRequest(request_id, token_ids, params, options, arrived_s, terms, caller)
+
+    async def prepared(
+        self, prompt: Prompt, params: SamplingParams, request_id: str, options: TextOptions = NO_OPTIONS
+    ) -> TextRequest:
+        """`prepare`, but a long text is tokenised on a thread, where it holds up nobody's tokens."""
+        if not isinstance(prompt, str) or len(prompt) <= LONG_CHARS:
+            return self.prepare(prompt, params, request_id, options)
+        token_ids = await asyncio.to_thread(self._token_ids, prompt, "prompt")
+        return self.prepare(token_ids, params, request_id, options)
 
     async def complete(
         self, prompt: Prompt, params: SamplingParams, request_id: str, options: TextOptions = NO_OPTIONS
