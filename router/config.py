@@ -28,7 +28,8 @@ class RouterConfig(Strict):
     slo: SloConfig = SloConfig()
     # A YAML file of hashed keys (`kvferry keys new`), read again when it changes. null: whoever comes is served.
     api_keys: str | None = None
-    # A larger body is answered 413, one that takes longer 408; a head that takes as long is not answered.
+    # A larger body is answered 413, one that takes longer 408; a head that takes as long is not answered,
+    # and a client that reads nothing of its answer for so long is gone.
     max_body_bytes: int = Field(default=8 << 20, ge=1)
     body_timeout_s: float = Field(default=60.0, gt=0)
     # Web pages of these origins may ask ("*": of all).

@@ -1,4 +1,7 @@
-"""HTTP/1.1 of connections on which a request's head must come in time; bodies have theirs in http_edge.py."""
+"""HTTP/1.1 with clients that must send the head of a request, and read its answer, in time.
+
+Bodies have their time in http_edge.py.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,14 @@ from router.openai_wire import error_object
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's own waits for ever for the head of a connection's first request, and for the rest of any other's."""
+    """uvicorn's own waits for ever: for the head of a connection's first request, for the rest of any other's head, and
+    for whoever does not read."""
 
-    def __init__(self, *args: Any, head_timeout_s: float, **settings: Any) -> None:
+    def __init__(self, *args: Any, timeout_s: float, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._head_timeout_s = head_timeout_s
+        self._timeout_s = timeout_s
         self._head_timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -34,7 +39,17 @@ class PatientProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_head()
+        self._forget_reader()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # Nothing of what is not read yet can be said any more.
+        self._read_timer = self.loop.call_later(self._timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forget_reader()
 
     def send_400_response(self, msg: str) -> None:
         """In the shape of every other error."""
@@ -46,7 +61,12 @@ class PatientProtocol(H11Protocol):
         self.transport.close()
 
     def _expect_head(self) -> None:
-        self._head_timer = self.loop.call_later(self._head_timeout_s, self.transport.close)
+        self._head_timer = self.loop.call_later(self._timeout_s, self.transport.close)
+
+    def _forget_reader(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
     def _forget_head(self) -> None:
         if self._head_timer is not None:

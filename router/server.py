@@ -172,7 +172,7 @@ class RouterServer:
         self._http = _Server(
             uvicorn.Config(
                 build_app(self.text, self._pool, self._config, self._keys),
-                http=cast(Any, functools.partial(PatientProtocol, head_timeout_s=self._config.body_timeout_s)),
+                http=cast(Any, functools.partial(PatientProtocol, timeout_s=self._config.body_timeout_s)),
                 ws="none",
                 lifespan="off",
                 log_config=None,

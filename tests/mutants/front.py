@@ -146,9 +146,28 @@ FRONT = (
         "a head that does not come is not waited for",
         "",
         "router/http_protocol.py",
-        "self.loop.call_later(self._head_timeout_s",
-        "self.loop.call_later(1e6",
+        "self.loop.call_later(self._timeout_s, self.transport.close)",
+        "self.loop.call_later(1e6, self.transport.close)",
         (f"{BAD}::test_a_head_that_does_not_come_is_not_waited_for",),
+    ),
+    Mutant(
+        "a client that reads nothing is not waited for",
+        "",
+        "router/http_protocol.py",
+        "self.loop.call_later(self._timeout_s, self.transport.abort)",
+        "self.loop.call_later(1e6, self.transport.abort)",
+        ("tests/router/test_slow_readers.py::test_a_client_that_reads_nothing_of_its_answer_is_gone_in_time",),
+    ),
+    Mutant(
+        "long texts are tokenised beside the loop",
+        "",
+        "router/text.py",
+        'await asyncio.to_thread(self._token_ids, prompt, "prompt")',
+        'self._token_ids(prompt, "prompt")',
+        (
+            "tests/router/test_long_texts.py"
+            "::test_the_loop_turns_while_a_long_text_is_tokenised_and_the_ids_are_the_same",
+        ),
     ),
     Mutant(
         "a client that leaves in the middle of its body is no error of ours",
