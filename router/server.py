@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import grpc.aio
 import uvicorn
 
 from protos import router_pb2, router_pb2_grpc
 from router.config import RouterConfig
+from router.grpc_keys import KeyInterceptor
 from router.grpc_service import RouterService
+from router.http_protocol import PatientProtocol
 from router.openai.app import build_app
 from router.pool import WorkerPool
 from router.router import Router
+from router.tenants import KeyRing
 from router.text import TextService
 from workers.config import ModelConfig, Role
 from workers.errors import ConfigError
@@ -107,6 +111,7 @@ class RouterServer:
         self._cluster_name = cluster_name
         self._network = network or GrpcNetwork()
         self.text = _text_service(router, tokenizer, model)
+        self._keys = KeyRing(config.api_keys) if config.api_keys else None
         self.text.metrics.watch(router, pool.status)
         # The bound ports, after start.
         self.http_port = config.http_port
@@ -155,7 +160,7 @@ class RouterServer:
         )
 
     async def _start_grpc(self) -> None:
-        server = self._network.server()
+        server = self._network.server([KeyInterceptor(self._keys)] if self._keys else ())
         service = RouterService(self.text, self.status, self._router.audit)
         router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
         host, port = self._config.host, self._config.grpc_port
@@ -171,8 +176,8 @@ class RouterServer:
         self.http_port = listener.getsockname()[1]
         self._http = _Server(
             uvicorn.Config(
-                build_app(self.text, self._pool, self._config.tool_call_parser),
-                http="h11",
+                build_app(self.text, self._pool, self._config, self._keys),
+                http=cast(Any, functools.partial(PatientProtocol, timeout_s=self._config.body_timeout_s)),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -11,6 +11,7 @@ import grpc.aio
 
 from protos import router_pb2, worker_pb2, worker_pb2_grpc
 from router.config import RouterConfig
+from router.prediction import Pace
 from router.roles import require_expected
 from workers.config import Role
 from workers.errors import BY_NAME, ConfigError, DeadlineError, KVFerryError, UnavailableError
@@ -59,6 +60,7 @@ class WorkerHandle:
         # None: whatever it says.
         self.configured_role: Role | None = None
         self.stats = worker_pb2.WorkerStats()
+        self.pace = Pace()
         # Prompt tokens sent for prefill whose token 1 has not come back.
         self.num_queued_tokens = 0
         # Set when something may have changed for those who wait for room.
@@ -242,6 +244,9 @@ class WorkerHandle:
         if self.stats.incarnation and stats.incarnation != self.stats.incarnation:
             self._lose("was replaced")
             self._unheard_aborts.clear()
+            self.pace = Pace()
+        else:
+            self.pace.saw_stats(self.stats, stats, _now())
         self._misses, self.refused = 0, ""
         self.stats = stats
         self._note_change()

@@ -13,6 +13,8 @@ _WEIGHT = 0.1
 
 class Pace:
     def __init__(self) -> None:
+        # Of all steps together.
+        self.steps_s = 0.0
         # Averages, 0 before there was such a step: without prompt tokens, and of what each of these adds.
         self.decode_step_s = 0.0
         self.prompt_token_s = 0.0
@@ -22,7 +24,9 @@ class Pace:
         began_s = _now()
         outputs = await engine.step()
         if engine.num_steps > num_steps:
-            self._add(engine.num_prompt_tokens_computed - num_prompt_tokens, _now() - began_s)
+            step_s = _now() - began_s
+            self.steps_s += step_s
+            self._add(engine.num_prompt_tokens_computed - num_prompt_tokens, step_s)
         return outputs
 
     def _add(self, num_prompt_tokens: int, step_s: float) -> None:

@@ -124,6 +124,7 @@ class Worker:
         stats.kv_bytes_replicated = self._replicas.num_bytes_kept
         stats.num_replicas_refused = self._replicas.num_refused
         stats.decode_step_s, stats.prompt_token_s = self._pace.decode_step_s, self._pace.prompt_token_s
+        stats.steps_s = self._pace.steps_s
         stats.peers.extend(
             worker_pb2.PeerStats(
                 incarnation=peer.incarnation,
