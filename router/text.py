@@ -15,7 +15,7 @@ from router.answer import Answer, TextChunk, TextOptions, TextRequest
 from router.limits import Limits, check_cache_salt, check_request_id, check_stops, check_terms
 from router.metrics import RouterMetrics
 from router.tenants import CALLER
-from workers.errors import InvalidRequestError, KVFerryError, NotFoundError
+from workers.errors import InvalidRequestError, KVFerryError, NotFoundError, OverloadedError
 from workers.request import NO_TERMS, FinishReason, SamplingParams, Terms, TokenOutput, with_seed
 from workers.tokenizer import LONG_CHARS, Tokenizer
 
@@ -138,6 +138,9 @@ class TextService:
                         break
         except KVFerryError as error:
             self.metrics.failed(type(error).__name__)
+            refused = isinstance(error, OverloadedError) and not any(answer.num_tokens for answer in answers.values())
+            if refused and request.caller is not None:
+                request.caller.spend(-len(request.prompt_token_ids))
             raise
         except (asyncio.CancelledError, GeneratorExit):
             num_tokens = sum(answer.num_tokens for answer in answers.values())
