@@ -7,6 +7,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol, cast
 
 import xxhash
@@ -103,8 +104,9 @@ class TextService:
         """`prepare`, but a long text is tokenised on a thread, where it holds up nobody's tokens."""
         if not isinstance(prompt, str) or len(prompt) <= LONG_CHARS:
             return self.prepare(prompt, params, request_id, options)
+        arrived_s = asyncio.get_running_loop().time()
         token_ids = await asyncio.to_thread(self._token_ids, prompt, "prompt")
-        return self.prepare(token_ids, params, request_id, options)
+        return replace(self.prepare(token_ids, params, request_id, options), arrived_s=arrived_s)
 
     async def complete(
         self, prompt: Prompt, params: SamplingParams, request_id: str, options: TextOptions = NO_OPTIONS
