@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from tests.mutants.aborts import ABORTS
 from tests.mutants.death import DEATH
+from tests.mutants.door import DOOR
 from tests.mutants.frames import FRAMES
-from tests.mutants.front import FRONT
 from tests.mutants.layouts import LAYOUTS
 from tests.mutants.meaning import MEANING
 from tests.mutants.operations import OPERATIONS
@@ -29,5 +29,5 @@ MUTANTS = (
     *LAYOUTS,
     *OPERATIONS,
     *ROUTING,
-    *FRONT,
+    *DOOR,
 )

@@ -22,6 +22,7 @@ BIG: dict[str, Any] = {
     "max_num_seqs": 64,
     "max_num_batched_tokens": 256,
     "max_model_len": 1024,
+    "transfer": {"frame_bytes": 1 << 20},
 }
 LINE = Line(0.01, 0.0001)
 
@@ -41,24 +42,30 @@ async def ask(cluster: SimCluster, num_tokens: int, name: str, terms: Terms = NO
 
 
 async def crowd(
-    cluster: SimCluster, per_s: float, seconds: float, terms: Terms = NO_TERMS
+    cluster: SimCluster, per_s: float, seconds: float, terms: Terms = NO_TERMS, max_tokens: int = 8
 ) -> list[Times | BaseException]:
     """Prompts of 50 to 550 tokens at random times."""
     rng, end_s = virtual_loop().random, virtual_loop().time() + seconds
     tasks: list[asyncio.Task[Times]] = []
     while virtual_loop().time() < end_s:
         await asyncio.sleep(rng.expovariate(per_s))
-        tasks.append(asyncio.create_task(ask(cluster, rng.randrange(50, 550), f"{per_s} {len(tasks)}", terms)))
+        name = f"{per_s} {len(tasks)}"
+        tasks.append(asyncio.create_task(ask(cluster, rng.randrange(50, 550), name, terms, max_tokens)))
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@pytest.mark.parametrize("workers", [(1, 1), (2, 1)])
-def test_most_of_what_is_predicted_to_miss_would_and_most_of_what_is_admitted_meets_it(workers, monkeypatch):
+@pytest.mark.parametrize(
+    ("num_prefill", "num_blocks", "max_tokens", "per_s", "limit_s"),
+    [(1, 6000, 8, 14, 0.4), (2, 6000, 8, 28, 0.4), (1, 500, 60, 8, 1.0)],
+    ids=["one prefill worker", "two prefill workers", "decode has room for six"],
+)
+def test_most_of_what_is_predicted_to_miss_would_and_most_of_what_is_admitted_meets_it(
+    num_prefill, num_blocks, max_tokens, per_s, limit_s, monkeypatch
+):
     """Everybody is let in, at half and then at twice the rate that can be served: what would be refused is seen too."""
-    limit_s = 0.4
 
     async def main() -> None:
-        async with sim_cluster(*workers, **BIG) as cluster:
+        async with sim_cluster(num_prefill, **BIG | {"num_gpu_blocks_override": num_blocks}) as cluster:
             admission = cluster.router._admission
             predicted_s: list[float | None] = []
 
@@ -66,7 +73,8 @@ def test_most_of_what_is_predicted_to_miss_would_and_most_of_what_is_admitted_me
                 predicted_s.append(admission._forecast.ttft_s(request, num_before, num_queued))
 
             monkeypatch.setattr(admission._forecast, "require_slo", note)
-            results = await crowd(cluster, 14 * workers[0], 2.0) + await crowd(cluster, 56 * workers[0], 2.5)
+            results = await crowd(cluster, per_s, 2.0, max_tokens=max_tokens)
+            results += await crowd(cluster, 4 * per_s, 2.5, max_tokens=max_tokens)
             # The queue is asked in the order of arrival.
             pairs = [
                 (forecast_s, times.ttft_s)
