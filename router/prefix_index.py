@@ -43,9 +43,9 @@ class PrefixIndex:
 
     def drop(self, incarnation: str) -> None:
         """Forget all that it has. One that is unknown is no error."""
-        bit = self._bits.get(incarnation, 0)
-        self.leave(incarnation, [block_hash for block_hash, holders in self._holders.items() if holders & bit])
-        self._bits.pop(incarnation, None)
+        if bit := self._bits.get(incarnation):
+            self.leave(incarnation, [block_hash for block_hash, holders in self._holders.items() if holders & bit])
+            del self._bits[incarnation]
 
     def match(self, unit_hashes: Iterable[bytes], block_units: Mapping[str, int]) -> dict[str, int]:
         """How many units of a prefix each worker holds, of those given with the number of units in their blocks.
@@ -60,12 +60,13 @@ class PrefixIndex:
                 holding[units] |= bit
         used, end = [], 0
         for end, block_hash in enumerate(unit_hashes if holding else (), start=1):
-            if block_hash in self._holders:
+            holders = self._holders.get(block_hash, 0)
+            if holders:
                 used.append(block_hash)
-            for units in [units for units in holding if end % units == 0]:
-                lost = holding[units] & ~self._holders.get(block_hash, 0)
-                self._note(found, lost, end - units)
-                holding[units] ^= lost
+            for units, bits in holding.items():
+                if end % units == 0 and bits & ~holders:
+                    self._note(found, bits & ~holders, end - units)
+                    holding[units] = bits & holders
             if not any(holding.values()):
                 break
         for units, bits in holding.items():
@@ -75,8 +76,10 @@ class PrefixIndex:
         return found
 
     def _note(self, found: dict[str, int], bits: int, num_units: int) -> None:
-        if bits:
-            found.update((incarnation, num_units) for incarnation in found if self._bits.get(incarnation, 0) & bits)
+        """So much those workers hold."""
+        for incarnation in found:
+            if self._bits.get(incarnation, 0) & bits:
+                found[incarnation] = num_units
 
     def _unused_bit(self) -> int:
         used = sum(self._bits.values())

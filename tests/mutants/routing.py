@@ -55,7 +55,7 @@ ROUTING = (
         "an incarnation that is gone leaves nothing in the index",
         "E8",
         INDEX,
-        "self._bits.pop(incarnation, None)",
+        "del self._bits[incarnation]",
         "pass",
         (f"{INDEX_TESTS}::test_incarnations_that_come_and_go_leave_nothing_behind",),
     ),

@@ -28,7 +28,9 @@ loads = st.lists(
     min_size=1,
     max_size=8,
 )
-places = st.builds(ToPlace, st.sampled_from(ROLES), st.text(max_size=3), st.integers(0, 8), st.integers(0, 99))
+places = st.builds(
+    ToPlace, st.sampled_from(ROLES), st.sampled_from(("r", "s", "t")), st.integers(0, 8), st.integers(0, 99)
+)
 
 
 def to_place(role: Role = "prefill", request_id: str = "r", num_tokens: int = 100, turn: int = 0) -> ToPlace:
