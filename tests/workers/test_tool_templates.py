@@ -51,7 +51,7 @@ TALK: list[dict[str, Any]] = [
 def theirs(messages: list[dict[str, Any]], **how: Any) -> str:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    rendered, _ = render_jinja_template(conversations=[messages], chat_template=HERMES, **how)
+    rendered = render_jinja_template(conversations=[messages], chat_template=HERMES, **how)[0]
     return str(rendered[0])
 
 
