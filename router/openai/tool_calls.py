@@ -10,12 +10,12 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from router.stop_strings import overlap
 
 # So far the name, and what follows are the arguments.
-_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 # A name before its arguments, as Mistral's later models write it; and what may still become one.
 _NAMED = re.compile(r"([\w.-]{1,64})(?:\[ARGS\])?(?=\{)")
 _MAYBE_NAMED = re.compile(r"[\w.-]{1,64}(?:\[[ARGS]{0,4}\]?)?")
@@ -187,7 +187,7 @@ class _JsonCall:
         if self._sent is None:
             if (head := _HEAD.match(self._raw)) is None:
                 return []
-            name, self._sent = json.loads(head[1], strict=False), head.end()
+            name, self._sent = head[1], head.end()
         new, self._sent = self._raw[self._sent : self._end], max(self._sent, self._end or len(self._raw))
         return [Piece(new, self._index, name)] if new or name is not None else []
 
@@ -196,7 +196,7 @@ class _JsonCall:
             return []
         try:
             call = json.loads(self._raw, strict=False)
-        except ValueError:
+        except (ValueError, RecursionError):
             return [Piece(self._raw)]
         arguments = call.get("arguments", call.get("parameters")) or {}
         if not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
@@ -228,13 +228,14 @@ class PythonicCalls:
         if not calls:
             yield Piece(text)
         for index, (name, arguments) in enumerate(calls):
-            yield Piece(json.dumps(arguments, ensure_ascii=False), index, name)
+            yield Piece(arguments, index, name)
 
 
-def _python_calls(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Raises what ast does, and ValueError for anything but a list of calls with literal arguments."""
+def _python_calls(text: str) -> Iterator[tuple[str, str]]:
+    """(name, arguments as JSON). Raises what ast and json do, and ValueError for what is no list of such calls."""
     body = ast.parse(text.strip(), mode="eval").body
     for call in body.elts if isinstance(body, ast.List) else [body]:
-        if not isinstance(call, ast.Call) or call.args:
+        if not isinstance(call, ast.Call) or call.args or not all(word.arg for word in call.keywords):
             raise ValueError("no call by keywords")
-        yield ast.unparse(call.func), {word.arg or "": ast.literal_eval(word.value) for word in call.keywords}
+        arguments = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+        yield ast.unparse(call.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False)

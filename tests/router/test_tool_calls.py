@@ -74,6 +74,12 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("pythonic", "[1, 2]", "[1, 2]", []),
     ("pythonic", "[f(a=1)", "[f(a=1)", []),
     ("pythonic", "[f(a=__import__('os'))]", "[f(a=__import__('os'))]", []),
+    *(
+        ("pythonic", odd, odd, [])
+        for odd in ("[f(a=b'')]", "[f(a={1})]", "[f(a=1j)]", "[f(a=1e999)]", "[f(**{})]", "[" * 9999)
+    ),
+    ("hermes", '<tool_call>{"name": "f\\u0031", "arguments": {}}</tool_call>', "", [("f1", NONE)]),
+    ("hermes", r'<tool_call>{"name": "f\x", "arguments": {}}', r'<tool_call>{"name": "f\x", "arguments": {}}', []),
     ("pythonic", "I say [f(a=1)]", "I say [f(a=1)]", []),
 ]
 
