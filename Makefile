@@ -12,7 +12,7 @@ STAMP := .venv/.installed
 # Two processes, a thread each: tests of clusters in one, all others in the other, until one has nothing left.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: install demo test test-all peers mutants check bench bench-transfer bench-death proto clean
+.PHONY: install demo test test-all peers mutants check bench bench-transfer bench-death bench-routing proto clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -71,6 +71,11 @@ bench-transfer: install
 # How soon deaths of workers are known and survived: real clusters, about four minutes.
 bench-death: install
 	$(BIN)/python -m cluster.bench.worker_death
+
+# What routing policies make of prompts that begin alike: simulated, about two minutes on one core.
+MOONCAKE := ../shared/data/mooncake/conversation_trace.jsonl
+bench-routing: install
+	$(BIN)/python -m cluster.bench.routing $(MOONCAKE)
 
 proto: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. --mypy_grpc_out=. protos/*.proto

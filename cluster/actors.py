@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cluster.config import ClusterConfig
 from workers.allocator import keep_freed_memory
-from workers.config import WorkerConfig
+from workers.config import Role, WorkerConfig
 from workers.errors import KVFerryError
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ class RouterProcess(Process):
 
             self._tokenizer = load_tokenizer(resolve_model(self._config.model))
 
-    async def start(self, worker_addresses: list[str]) -> tuple[str, str]:
-        """The HTTP and the gRPC endpoint, both answering. Raises KVFerryError."""
+    async def start(self, workers: dict[str, Role]) -> tuple[str, str]:
+        """The HTTP and the gRPC endpoint, both answering. `workers`: their addresses and roles. Raises KVFerryError."""
         if self._tokenizer is None:
             await self.prepare()
         assert self._tokenizer is not None
@@ -100,7 +100,7 @@ class RouterProcess(Process):
             from router.server import serve
 
             config = self._config
-            self._server = await serve(config.name, config.router, config, self._tokenizer, worker_addresses)
+            self._server = await serve(config.name, config.router, config, self._tokenizer, workers)
             status = self._server.status()
             return status.http_endpoint, status.grpc_endpoint
 

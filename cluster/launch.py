@@ -27,7 +27,7 @@ from cluster.controller import Controller, Health
 from cluster.gpus import gpu_share
 from cluster.guard import Guard
 from cluster.ports import require_listener
-from workers.config import WorkerConfig
+from workers.config import Role, WorkerConfig
 from workers.errors import AbortedError, ConfigError, KVFerryError
 
 logger = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ class Cluster:
         """The actor, and the call that starts it at its former address."""
         if name == "router":
             actor = self._actor(RouterProcess, "router", self._config)
-            return actor, actor.start.remote(list(self._addresses.values()))
+            return actor, actor.start.remote(self._roles())
         worker = next(worker for worker in self._workers if worker.name == name)
         port = int(self._addresses[name].rpartition(":")[2])
         actor = self._worker_actor(worker.model_copy(update={"port": port}))
@@ -229,7 +229,7 @@ class Cluster:
         loading = {name: self._actors[name].start.remote() for name in names}
         loaded = self._all({**loading, "router": self._actors["router"].prepare.remote()})
         self._addresses = {name: loaded[name] for name in names}
-        start = self._actors["router"].start.remote(list(self._addresses.values()))
+        start = self._actors["router"].start.remote(self._roles())
         http, grpc = self._all({"router": start})["router"]
         # Ready is who can answer.
         if unheard := self._all({"router": self._actors["router"].unheard.remote(_UNHEARD_S)})["router"]:
@@ -238,13 +238,24 @@ class Cluster:
         self._config = self._config.at_ports(http, grpc)
         return Endpoints(http, grpc)
 
+    def _roles(self) -> dict[str, Role]:
+        """Of the workers, by their addresses."""
+        return {self._addresses[worker.name]: worker.role for worker in self._workers}
+
     def _all(self, calls: dict[str, Any]) -> dict[str, Any]:
-        """The results by name, or the first error as soon as it is known."""
+        """The results by name, or the first error as soon as it is known; one of its own after start_timeout_s."""
         pending = {call: name for name, call in calls.items()}
+        limit_s = self._config.start_timeout_s
+        give_up_s = time.monotonic() + limit_s
         results: dict[str, Any] = {}
         while pending:
             if self._stopped():
                 raise AbortedError(_STOPPED)
+            if time.monotonic() > give_up_s:
+                names, log = ", ".join(pending.values()), self.log(next(iter(pending.values())))
+                raise KVFerryError(
+                    f"{names}: not started within start_timeout_s, {limit_s:g} s; raise it, or see {log}"
+                )
             for call in ray.wait(list(pending), timeout=_POLL_S)[0]:
                 name = pending.pop(call)
                 results[name] = self._result(name, call)

@@ -36,6 +36,8 @@ def status_object(status: router_pb2.GetStatusResponse) -> dict[str, Any]:
                 "pid": router.pid,
                 "num_queued": router.num_queued,
                 "num_running": router.num_running,
+                "policy": router.policy,
+                "num_indexed_blocks": router.num_indexed_blocks,
             }
             for router in status.routers
         ],
@@ -55,6 +57,7 @@ def _worker_object(worker: router_pb2.WorkerStatus) -> dict[str, Any]:
         "name": stats.name,
         "role": stats.role,
         "state": _STATES.get(worker.state, "unknown"),
+        "refused": worker.refused,
         "address": worker.address,
         "pid": stats.pid,
         "node": stats.node,
@@ -77,7 +80,10 @@ def _worker_object(worker: router_pb2.WorkerStatus) -> dict[str, Any]:
 def status_title(status: router_pb2.GetStatusResponse) -> str:
     ready = "ready" if status.ready else "not ready"
     models = ", ".join(status.served_model_names)
-    return f"{status.name} is {ready}: {models} at {status.http_endpoint}, gRPC {status.grpc_endpoint}"
+    place = f"{status.name} is {ready}: {models} at {status.http_endpoint}, gRPC {status.grpc_endpoint}"
+    ways = (f"{one.name} routes by {one.policy}, {one.num_indexed_blocks} blocks known" for one in status.routers)
+    refused = (worker.refused for worker in status.workers if worker.refused)
+    return "\n".join((place, *ways, *refused))
 
 
 def status_table(status: router_pb2.GetStatusResponse) -> Table:

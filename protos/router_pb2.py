@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import worker_pb2 as protos_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/router.proto\x12\nkvferry.v1\x1a\x13protos/worker.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"5\n\x08Messages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.kvferry.v1.ChatMessage\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\x1a\n\x07Strings\x12\x0f\n\x07strings\x18\x01 \x03(\t\"\x99\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12%\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x13.kvferry.v1.StringsH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x42\x0c\n\nconstraint\"\xa0\x04\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x14.kvferry.v1.TokenIdsH\x00\x12(\n\x08messages\x18\x05 \x01(\x0b\x32\x14.kvferry.v1.MessagesH\x00\x12*\n\x06params\x18\x06 \x01(\x0b\x32\x1a.kvferry.v1.SamplingParams\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x08 \x01(\x08\x12 \n\x13skip_special_tokens\x18\t \x01(\x08H\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x37\n\x11structured_output\x18\x0b \x01(\x0b\x32\x1c.kvferry.v1.StructuredOutput\x12I\n\x10output_token_ids\x18\x0c \x03(\x0b\x32/.kvferry.v1.GenerateRequest.OutputTokenIdsEntry\x1aK\n\x13OutputTokenIdsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.kvferry.v1.TokenIds:\x02\x38\x01\x42\x08\n\x06promptB\x16\n\x14_skip_special_tokens\"\\\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\x05\x12\x1d\n\x15num_completion_tokens\x18\x02 \x01(\x05\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\x05\"\xfe\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x0c\n\x04text\x18\x04 \x01(\t\x12/\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x18.kvferry.v1.FinishReason\x12 \n\x05usage\x18\x06 \x01(\x0b\x32\x11.kvferry.v1.Usage\x12&\n\x08timeline\x18\x07 \x01(\x0b\x32\x14.kvferry.v1.Timeline\x12\x0e\n\x06ttft_s\x18\x08 \x01(\x01\x12\x0e\n\x06tpot_s\x18\t \x01(\x01\x12+\n\x08logprobs\x18\n \x03(\x0b\x32\x19.kvferry.v1.TokenLogprobs\x12\x32\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x19.kvferry.v1.TokenLogprobs\x12\x0e\n\x06\x63hoice\x18\x0c \x01(\x05\x12\x11\n\x04seed\x18\r \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"o\n\x0cWorkerStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.kvferry.v1.WorkerState\x12&\n\x05stats\x18\x03 \x01(\x0b\x32\x17.kvferry.v1.WorkerStats\"g\n\x0cRouterStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x12\n\nnum_queued\x18\x04 \x01(\x05\x12\x13\n\x0bnum_running\x18\x05 \x01(\x05\"\x12\n\x10GetStatusRequest\"\xd0\x01\n\x11GetStatusResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x15\n\rhttp_endpoint\x18\x03 \x01(\t\x12\x15\n\rgrpc_endpoint\x18\x04 \x01(\t\x12\x1a\n\x12served_model_names\x18\x05 \x03(\t\x12)\n\x07routers\x18\x06 \x03(\x0b\x32\x18.kvferry.v1.RouterStatus\x12)\n\x07workers\x18\x07 \x03(\x0b\x32\x18.kvferry.v1.WorkerStatus\"N\n\x07\x41ttempt\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0fprefill_address\x18\x02 \x01(\t\x12\x16\n\x0e\x64\x65\x63ode_address\x18\x03 \x01(\t\"]\n\x0bWorkerAudit\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12.\n\x05\x61udit\x18\x02 \x01(\x0b\x32\x1f.kvferry.v1.AuditWorkerResponse\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"\x14\n\x12\x41uditRouterRequest\"{\n\x13\x41uditRouterResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12(\n\x07workers\x18\x02 \x03(\x0b\x32\x17.kvferry.v1.WorkerAudit\x12%\n\x08\x61ttempts\x18\x03 \x03(\x0b\x32\x13.kvferry.v1.Attempt*a\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_READY\x10\x01\x12\x1c\n\x18WORKER_STATE_UNREACHABLE\x10\x02\x32\xf2\x01\n\rRouterService\x12G\n\x08Generate\x12\x1b.kvferry.v1.GenerateRequest\x1a\x1c.kvferry.v1.GenerateResponse0\x01\x12H\n\tGetStatus\x12\x1c.kvferry.v1.GetStatusRequest\x1a\x1d.kvferry.v1.GetStatusResponse\x12N\n\x0b\x41uditRouter\x12\x1e.kvferry.v1.AuditRouterRequest\x1a\x1f.kvferry.v1.AuditRouterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/router.proto\x12\nkvferry.v1\x1a\x13protos/worker.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"5\n\x08Messages\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.kvferry.v1.ChatMessage\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\x1a\n\x07Strings\x12\x0f\n\x07strings\x18\x01 \x03(\t\"\x99\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12%\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x13.kvferry.v1.StringsH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x42\x0c\n\nconstraint\"I\n\x03Slo\x12\x14\n\x07ttft_ms\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07tpot_ms\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_ttft_msB\n\n\x08_tpot_ms\"\xd0\x04\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x14.kvferry.v1.TokenIdsH\x00\x12(\n\x08messages\x18\x05 \x01(\x0b\x32\x14.kvferry.v1.MessagesH\x00\x12*\n\x06params\x18\x06 \x01(\x0b\x32\x1a.kvferry.v1.SamplingParams\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x08 \x01(\x08\x12 \n\x13skip_special_tokens\x18\t \x01(\x08H\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\n \x01(\t\x12\x37\n\x11structured_output\x18\x0b \x01(\x0b\x32\x1c.kvferry.v1.StructuredOutput\x12I\n\x10output_token_ids\x18\x0c \x03(\x0b\x32/.kvferry.v1.GenerateRequest.OutputTokenIdsEntry\x12\x10\n\x08priority\x18\x14 \x01(\x05\x12\x1c\n\x03slo\x18\x15 \x01(\x0b\x32\x0f.kvferry.v1.Slo\x1aK\n\x13OutputTokenIdsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.kvferry.v1.TokenIds:\x02\x38\x01\x42\x08\n\x06promptB\x16\n\x14_skip_special_tokens\"\\\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\x05\x12\x1d\n\x15num_completion_tokens\x18\x02 \x01(\x05\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\x05\"\xfe\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x0c\n\x04text\x18\x04 \x01(\t\x12/\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x18.kvferry.v1.FinishReason\x12 \n\x05usage\x18\x06 \x01(\x0b\x32\x11.kvferry.v1.Usage\x12&\n\x08timeline\x18\x07 \x01(\x0b\x32\x14.kvferry.v1.Timeline\x12\x0e\n\x06ttft_s\x18\x08 \x01(\x01\x12\x0e\n\x06tpot_s\x18\t \x01(\x01\x12+\n\x08logprobs\x18\n \x03(\x0b\x32\x19.kvferry.v1.TokenLogprobs\x12\x32\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x19.kvferry.v1.TokenLogprobs\x12\x0e\n\x06\x63hoice\x18\x0c \x01(\x05\x12\x11\n\x04seed\x18\r \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\x80\x01\n\x0cWorkerStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.kvferry.v1.WorkerState\x12&\n\x05stats\x18\x03 \x01(\x0b\x32\x17.kvferry.v1.WorkerStats\x12\x0f\n\x07refused\x18\x14 \x01(\t\"\x93\x01\n\x0cRouterStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x12\n\nnum_queued\x18\x04 \x01(\x05\x12\x13\n\x0bnum_running\x18\x05 \x01(\x05\x12\x0e\n\x06policy\x18\x14 \x01(\t\x12\x1a\n\x12num_indexed_blocks\x18\x15 \x01(\x05\"\x12\n\x10GetStatusRequest\"\xd0\x01\n\x11GetStatusResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x15\n\rhttp_endpoint\x18\x03 \x01(\t\x12\x15\n\rgrpc_endpoint\x18\x04 \x01(\t\x12\x1a\n\x12served_model_names\x18\x05 \x03(\t\x12)\n\x07routers\x18\x06 \x03(\x0b\x32\x18.kvferry.v1.RouterStatus\x12)\n\x07workers\x18\x07 \x03(\x0b\x32\x18.kvferry.v1.WorkerStatus\"N\n\x07\x41ttempt\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0fprefill_address\x18\x02 \x01(\t\x12\x16\n\x0e\x64\x65\x63ode_address\x18\x03 \x01(\t\"]\n\x0bWorkerAudit\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12.\n\x05\x61udit\x18\x02 \x01(\x0b\x32\x1f.kvferry.v1.AuditWorkerResponse\x12\r\n\x05\x65rror\x18\x03 \x01(\t\"\x14\n\x12\x41uditRouterRequest\"{\n\x13\x41uditRouterResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12(\n\x07workers\x18\x02 \x03(\x0b\x32\x17.kvferry.v1.WorkerAudit\x12%\n\x08\x61ttempts\x18\x03 \x03(\x0b\x32\x13.kvferry.v1.Attempt*a\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_READY\x10\x01\x12\x1c\n\x18WORKER_STATE_UNREACHABLE\x10\x02\x32\xf2\x01\n\rRouterService\x12G\n\x08Generate\x12\x1b.kvferry.v1.GenerateRequest\x1a\x1c.kvferry.v1.GenerateResponse0\x01\x12H\n\tGetStatus\x12\x1c.kvferry.v1.GetStatusRequest\x1a\x1d.kvferry.v1.GetStatusResponse\x12N\n\x0b\x41uditRouter\x12\x1e.kvferry.v1.AuditRouterRequest\x1a\x1f.kvferry.v1.AuditRouterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST_OUTPUTTOKENIDSENTRY']._loaded_options = None
   _globals['_GENERATEREQUEST_OUTPUTTOKENIDSENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERSTATE']._serialized_start=2169
-  _globals['_WORKERSTATE']._serialized_end=2266
+  _globals['_WORKERSTATE']._serialized_start=2355
+  _globals['_WORKERSTATE']._serialized_end=2452
   _globals['_CHATMESSAGE']._serialized_start=56
   _globals['_CHATMESSAGE']._serialized_end=100
   _globals['_MESSAGES']._serialized_start=102
@@ -46,30 +46,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STRINGS']._serialized_end=214
   _globals['_STRUCTUREDOUTPUT']._serialized_start=217
   _globals['_STRUCTUREDOUTPUT']._serialized_end=370
-  _globals['_GENERATEREQUEST']._serialized_start=373
-  _globals['_GENERATEREQUEST']._serialized_end=917
-  _globals['_GENERATEREQUEST_OUTPUTTOKENIDSENTRY']._serialized_start=808
-  _globals['_GENERATEREQUEST_OUTPUTTOKENIDSENTRY']._serialized_end=883
-  _globals['_USAGE']._serialized_start=919
-  _globals['_USAGE']._serialized_end=1011
-  _globals['_GENERATERESPONSE']._serialized_start=1014
-  _globals['_GENERATERESPONSE']._serialized_end=1396
-  _globals['_WORKERSTATUS']._serialized_start=1398
-  _globals['_WORKERSTATUS']._serialized_end=1509
-  _globals['_ROUTERSTATUS']._serialized_start=1511
-  _globals['_ROUTERSTATUS']._serialized_end=1614
-  _globals['_GETSTATUSREQUEST']._serialized_start=1616
-  _globals['_GETSTATUSREQUEST']._serialized_end=1634
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1637
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1845
-  _globals['_ATTEMPT']._serialized_start=1847
-  _globals['_ATTEMPT']._serialized_end=1925
-  _globals['_WORKERAUDIT']._serialized_start=1927
-  _globals['_WORKERAUDIT']._serialized_end=2020
-  _globals['_AUDITROUTERREQUEST']._serialized_start=2022
-  _globals['_AUDITROUTERREQUEST']._serialized_end=2042
-  _globals['_AUDITROUTERRESPONSE']._serialized_start=2044
-  _globals['_AUDITROUTERRESPONSE']._serialized_end=2167
-  _globals['_ROUTERSERVICE']._serialized_start=2269
-  _globals['_ROUTERSERVICE']._serialized_end=2511
+  _globals['_SLO']._serialized_start=372
+  _globals['_SLO']._serialized_end=445
+  _globals['_GENERATEREQUEST']._serialized_start=448
+  _globals['_GENERATEREQUEST']._serialized_end=1040
+  _globals['_GENERATEREQUEST_OUTPUTTOKENIDSENTRY']._serialized_start=931
+  _globals['_GENERATEREQUEST_OUTPUTTOKENIDSENTRY']._serialized_end=1006
+  _globals['_USAGE']._serialized_start=1042
+  _globals['_USAGE']._serialized_end=1134
+  _globals['_GENERATERESPONSE']._serialized_start=1137
+  _globals['_GENERATERESPONSE']._serialized_end=1519
+  _globals['_WORKERSTATUS']._serialized_start=1522
+  _globals['_WORKERSTATUS']._serialized_end=1650
+  _globals['_ROUTERSTATUS']._serialized_start=1653
+  _globals['_ROUTERSTATUS']._serialized_end=1800
+  _globals['_GETSTATUSREQUEST']._serialized_start=1802
+  _globals['_GETSTATUSREQUEST']._serialized_end=1820
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1823
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2031
+  _globals['_ATTEMPT']._serialized_start=2033
+  _globals['_ATTEMPT']._serialized_end=2111
+  _globals['_WORKERAUDIT']._serialized_start=2113
+  _globals['_WORKERAUDIT']._serialized_end=2206
+  _globals['_AUDITROUTERREQUEST']._serialized_start=2208
+  _globals['_AUDITROUTERREQUEST']._serialized_end=2228
+  _globals['_AUDITROUTERRESPONSE']._serialized_start=2230
+  _globals['_AUDITROUTERRESPONSE']._serialized_end=2353
+  _globals['_ROUTERSERVICE']._serialized_start=2455
+  _globals['_ROUTERSERVICE']._serialized_end=2697
 # @@protoc_insertion_point(module_scope)

@@ -57,8 +57,16 @@ class StructuredOutput(_message.Message):
     grammar: str
     def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Strings, _Mapping]] = ..., grammar: _Optional[str] = ...) -> None: ...
 
+class Slo(_message.Message):
+    __slots__ = ("ttft_ms", "tpot_ms")
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_MS_FIELD_NUMBER: _ClassVar[int]
+    ttft_ms: float
+    tpot_ms: float
+    def __init__(self, ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "messages", "params", "stop", "include_stop_str_in_output", "skip_special_tokens", "cache_salt", "structured_output", "output_token_ids")
+    __slots__ = ("request_id", "model", "text", "token_ids", "messages", "params", "stop", "include_stop_str_in_output", "skip_special_tokens", "cache_salt", "structured_output", "output_token_ids", "priority", "slo")
     class OutputTokenIdsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +86,8 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SLO_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -90,7 +100,9 @@ class GenerateRequest(_message.Message):
     cache_salt: str
     structured_output: StructuredOutput
     output_token_ids: _containers.MessageMap[int, TokenIds]
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[Messages, _Mapping]] = ..., params: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., output_token_ids: _Optional[_Mapping[int, TokenIds]] = ...) -> None: ...
+    priority: int
+    slo: Slo
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[Messages, _Mapping]] = ..., params: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., output_token_ids: _Optional[_Mapping[int, TokenIds]] = ..., priority: _Optional[int] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("num_prompt_tokens", "num_completion_tokens", "num_cached_tokens")
@@ -133,28 +145,34 @@ class GenerateResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_worker_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timeline: _Optional[_Union[_worker_pb2.Timeline, _Mapping]] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., choice: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("address", "state", "stats")
+    __slots__ = ("address", "state", "stats", "refused")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     address: str
     state: WorkerState
     stats: _worker_pb2.WorkerStats
-    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., stats: _Optional[_Union[_worker_pb2.WorkerStats, _Mapping]] = ...) -> None: ...
+    refused: str
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., stats: _Optional[_Union[_worker_pb2.WorkerStats, _Mapping]] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
-    __slots__ = ("name", "incarnation", "pid", "num_queued", "num_running")
+    __slots__ = ("name", "incarnation", "pid", "num_queued", "num_running", "policy", "num_indexed_blocks")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    NUM_INDEXED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: str
     pid: int
     num_queued: int
     num_running: int
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_running: _Optional[int] = ...) -> None: ...
+    policy: str
+    num_indexed_blocks: int
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., policy: _Optional[str] = ..., num_indexed_blocks: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

@@ -65,6 +65,11 @@ class WorkerServiceStub:
                 request_serializer=protos_dot_worker__pb2.StreamOutputsRequest.SerializeToString,
                 response_deserializer=protos_dot_worker__pb2.StreamOutputsResponse.FromString,
                 _registered_method=True)
+        self.StreamKVEvents = channel.unary_stream(
+                '/kvferry.v1.WorkerService/StreamKVEvents',
+                request_serializer=protos_dot_worker__pb2.StreamKVEventsRequest.SerializeToString,
+                response_deserializer=protos_dot_worker__pb2.StreamKVEventsResponse.FromString,
+                _registered_method=True)
         self.AuditWorker = channel.unary_unary(
                 '/kvferry.v1.WorkerService/AuditWorker',
                 request_serializer=protos_dot_worker__pb2.AuditWorkerRequest.SerializeToString,
@@ -116,6 +121,13 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StreamKVEvents(self, request, context):
+        """Which blocks enter and leave the prefix cache; all of them first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AuditWorker(self, request, context):
         """For `kvferry verify`.
         """
@@ -155,6 +167,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.StreamOutputs,
                     request_deserializer=protos_dot_worker__pb2.StreamOutputsRequest.FromString,
                     response_serializer=protos_dot_worker__pb2.StreamOutputsResponse.SerializeToString,
+            ),
+            'StreamKVEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamKVEvents,
+                    request_deserializer=protos_dot_worker__pb2.StreamKVEventsRequest.FromString,
+                    response_serializer=protos_dot_worker__pb2.StreamKVEventsResponse.SerializeToString,
             ),
             'AuditWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.AuditWorker,
@@ -325,6 +342,33 @@ class WorkerService:
             '/kvferry.v1.WorkerService/StreamOutputs',
             protos_dot_worker__pb2.StreamOutputsRequest.SerializeToString,
             protos_dot_worker__pb2.StreamOutputsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamKVEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvferry.v1.WorkerService/StreamKVEvents',
+            protos_dot_worker__pb2.StreamKVEventsRequest.SerializeToString,
+            protos_dot_worker__pb2.StreamKVEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

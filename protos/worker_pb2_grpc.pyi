@@ -43,6 +43,8 @@ class WorkerServiceStub:
     Abort: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AbortRequest, _worker_pb2.AbortResponse]
     """Forget these requests and free what they hold. Unknown ids are no error."""
     StreamOutputs: _grpc.UnaryStreamMultiCallable[_worker_pb2.StreamOutputsRequest, _worker_pb2.StreamOutputsResponse]
+    StreamKVEvents: _grpc.UnaryStreamMultiCallable[_worker_pb2.StreamKVEventsRequest, _worker_pb2.StreamKVEventsResponse]
+    """Which blocks enter and leave the prefix cache; all of them first."""
     AuditWorker: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AuditWorkerRequest, _worker_pb2.AuditWorkerResponse]
     """For `kvferry verify`."""
 
@@ -61,6 +63,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     Abort: _aio.UnaryUnaryMultiCallable[_worker_pb2.AbortRequest, _worker_pb2.AbortResponse]  # type: ignore[assignment]
     """Forget these requests and free what they hold. Unknown ids are no error."""
     StreamOutputs: _aio.UnaryStreamMultiCallable[_worker_pb2.StreamOutputsRequest, _worker_pb2.StreamOutputsResponse]  # type: ignore[assignment]
+    StreamKVEvents: _aio.UnaryStreamMultiCallable[_worker_pb2.StreamKVEventsRequest, _worker_pb2.StreamKVEventsResponse]  # type: ignore[assignment]
+    """Which blocks enter and leave the prefix cache; all of them first."""
     AuditWorker: _aio.UnaryUnaryMultiCallable[_worker_pb2.AuditWorkerRequest, _worker_pb2.AuditWorkerResponse]  # type: ignore[assignment]
     """For `kvferry verify`."""
 
@@ -112,6 +116,14 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.StreamOutputsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.StreamOutputsResponse], _abc.AsyncIterator[_worker_pb2.StreamOutputsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def StreamKVEvents(
+        self,
+        request: _worker_pb2.StreamKVEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.StreamKVEventsResponse], _abc.AsyncIterator[_worker_pb2.StreamKVEventsResponse]]:
+        """Which blocks enter and leave the prefix cache; all of them first."""
 
     @_abc_1.abstractmethod
     def AuditWorker(

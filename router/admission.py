@@ -1,4 +1,4 @@
-"""Who goes next: one queue in order of arrival, from which a request leaves with its workers chosen.
+"""Who goes next: one queue (router/queue.py), from which a request leaves with its workers chosen.
 
 Requests wait here and not in a prefill worker, which gets the next only while it has under two steps' worth of tokens.
 """
@@ -8,14 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 from protos import worker_pb2
 from router.config import RouterConfig
-from router.policy import least_loaded_decode, least_loaded_prefill
+from router.forecast import Forecast
+from router.interference import interference
+from router.policy import policy_named
 from router.pool import WorkerPool
+from router.queue import RequestQueue
+from router.ranking import Ranking
 from router.worker_handle import WorkerHandle
+from workers.config import Role
 from workers.errors import DeadlineError, OverloadedError, UnavailableError
 from workers.request import Request
 
@@ -35,19 +39,27 @@ class Placement:
     decode: WorkerHandle
     grant: worker_pb2.Grant | None
     # Where `decode` keeps a copy of its KV as it grows; empty: nowhere.
-    replica_address: str = ""
-    # Of its tokens, those that count as queued at `prefill`.
-    num_queued_tokens: int = 0
+    replica_address: str
+    # Of its tokens, those that count as queued at `prefill`: what is cached there does not.
+    num_queued_tokens: int
+    # All that was queued there when it came, its own among them, and when that was.
+    num_tokens_there: int = 0
+    placed_s: float = 0.0
 
 
 class Admission:
     def __init__(self, pool: WorkerPool, config: RouterConfig) -> None:
         self._pool = pool
         self._config = config
-        # Fair: waiters get it in the order in which they came.
-        self._turn = asyncio.Lock()
+        self._ranking = Ranking(pool, policy_named(config.policy))
+        self._queue = RequestQueue(config.max_num_queued_reqs, pool.changed)
+        self._forecast = Forecast(pool, config.slo)
+        self._num_retrying = 0
         self._background: set[asyncio.Task[None]] = set()
-        self.num_queued = 0
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._queue) + self._num_retrying
 
     async def place(self, request: Request, tried: Collection[str] = ()) -> Placement:
         """Wait for this request's turn and for room. Its tokens count as queued at the prefill worker until `leave`.
@@ -55,20 +67,21 @@ class Admission:
         `tried`: addresses of workers where it was placed before, which come last now. It has waited its turn then, and
         goes past the queue, however full that is.
 
-        Raises OverloadedError when the queue is full or the wait too long, UnavailableError when no worker is there and
-        none is expected back.
+        Raises OverloadedError when the queue is full, the wait too long or an SLO out of reach, UnavailableError when
+        no worker is there and none is expected back.
         """
-        if not tried and self.num_queued >= self._config.max_num_queued_reqs:
-            raise OverloadedError(f"{self.num_queued} requests wait already (router.max_num_queued_reqs); retry later")
-        self.num_queued += 1
         try:
-            async with asyncio.timeout(self._config.queue_timeout_s), nullcontext() if tried else self._turn:
-                return await self._next(request, tried)
+            async with asyncio.timeout(self._config.queue_timeout_s):
+                return await (self._place_again(request, tried) if tried else self._place_in_turn(request))
         except TimeoutError:
             seconds = self._config.queue_timeout_s
             raise OverloadedError(f"no room within router.queue_timeout_s ({seconds} s); retry later") from None
-        finally:
-            self.num_queued -= 1
+
+    def token_1(self, placement: Placement) -> None:
+        """It is there: the prefill worker's part is done. To say it again is no error."""
+        if placement.num_queued_tokens:
+            placement.prefill.pace.token_1.add(placement.num_tokens_there, _now() - placement.placed_s, _now())
+        self.leave(placement)
 
     def leave(self, placement: Placement) -> None:
         """Token 1 is there, or will not come. To say it again is no error."""
@@ -77,45 +90,86 @@ class Admission:
             placement.num_queued_tokens = 0
             self._pool.changed.set()
 
-    async def _next(self, request: Request, tried: Collection[str]) -> Placement:
-        while True:
-            self._pool.changed.clear()
-            try:
-                placement = await self._try(request, tried)
-            except UnavailableError:
-                if _now() >= self._pool.expected_until_s:
-                    raise
-                placement = None
-            if placement is not None:
-                placement.num_queued_tokens = request.num_tokens
-                placement.prefill.num_queued_tokens += request.num_tokens
-                return placement
-            await self._wait_for_change()
+    async def _place_in_turn(self, request: Request) -> Placement:
+        num_before, arrived_s = self._queue.num_tokens_before(request), _now()
+        if not request.output_token_ids:
+            self._forecast.require_slo(request, num_before, len(self._queue))
+        with self._queue.joined(request) as waiter:
+            while True:
+                async with self._queue.turn(waiter):
+                    placement = await self._look(request, ())
+                    if placement is not None:
+                        self._queue.served(waiter)
+                        self._forecast.waited(num_before, _now() - arrived_s)
+                        return placement
+                    await self._wait_for_change()
+
+    async def _place_again(self, request: Request, tried: Collection[str]) -> Placement:
+        self._num_retrying += 1
+        try:
+            while (placement := await self._look(request, tried)) is None:
+                await self._wait_for_change()
+            return placement
+        finally:
+            self._num_retrying -= 1
+
+    async def _look(self, request: Request, tried: Collection[str]) -> Placement | None:
+        """None: no room now."""
+        self._pool.changed.clear()
+        try:
+            placement = await self._try(request, tried)
+        except UnavailableError:
+            if _now() >= self._pool.expected_until_s:
+                raise
+            return None
+        if placement is not None:
+            self._ranking.num_placed += 1
+            placement.prefill.num_queued_tokens += placement.num_queued_tokens
+            placement.num_tokens_there, placement.placed_s = placement.prefill.num_queued_tokens, _now()
+        return placement
 
     async def _try(self, request: Request, tried: Collection[str]) -> Placement | None:
         if role := self._pool.whole_role():
-            worker = self._with_room(role, request.replica_address, tried)
-            return Placement(worker, worker, None, self._replica_of(worker, role)) if worker else None
-        prefill = self._with_room("prefill", request.replica_address, tried)
+            worker = self._with_room(role, request, tried)
+            return self._whole(request, worker, self._replica_of(request, worker, role)) if worker else None
+        prefill = self._with_room("prefill", request, tried)
         if prefill is None:
             return None
-        candidates = self._pool.ranked("decode", least_loaded_decode)
-        for decode in _best_first(candidates, request.replica_address, tried):
-            replica_address = self._replica_of(decode, "decode", prefill)
+        for decode in self._ranked("decode", request, tried, [prefill]):
+            replica_address = self._replica_of(request, decode, "decode", prefill)
             grant = await self._reserve(decode, request, replica_address)
-            if grant is not None:
-                short = request.num_tokens - grant.start <= self._config.short_prefill_tokens
-                if decode.address == request.replica_address and short:
-                    # To submit it there gives the grant back.
-                    return Placement(decode, decode, None, replica_address)
-                return Placement(prefill, decode, grant, replica_address)
+            if grant is None:
+                continue
+            if self._is_short(request, grant, decode, prefill):
+                # To submit it there gives the grant back.
+                return self._whole(request, decode, replica_address)
+            return Placement(prefill, decode, grant, replica_address, self._num_to_compute(request, prefill))
         return None
 
-    def _replica_of(self, worker: WorkerHandle, role: str, otherwise: WorkerHandle | None = None) -> str:
+    def _whole(self, request: Request, worker: WorkerHandle, replica_address: str) -> Placement:
+        return Placement(worker, worker, None, replica_address, self._num_to_compute(request, worker))
+
+    def _num_to_compute(self, request: Request, worker: WorkerHandle) -> int:
+        (num_cached,) = self._ranking.num_cached_tokens(request, [worker])
+        return max(1, request.num_tokens - num_cached)
+
+    def _is_short(self, request: Request, grant: worker_pb2.Grant, decode: WorkerHandle, prefill: WorkerHandle) -> bool:
+        """Whether the decode worker had better compute what it lacks than wait for it to be handed over."""
+        num_missing = request.num_tokens - (0 if request.wants_prompt_logprobs else grant.start)
+        if num_missing > self._config.short_prefill_tokens:
+            return False
+        if decode.address == request.replica_address:
+            return True  # It has a copy, without which another computes all anew.
+        num_waiting = decode.num_queued_tokens + num_missing
+        return interference(num_waiting, decode.stats, prefill.stats) <= self._config.max_interference
+
+    def _replica_of(
+        self, request: Request, worker: WorkerHandle, role: Role, otherwise: WorkerHandle | None = None
+    ) -> str:
         """Where `worker` is to keep a copy: at the worker that would decode in its place. Empty: nowhere."""
         if not worker.stats.replicates:
             return ""
-        others = (w for w in self._pool.ranked(role, least_loaded_decode) if w is not worker)
+        others = (w for w in self._ranking.of(role, request, [worker]) if w is not worker)
         heir = next(others, otherwise)
         return heir.address if heir else ""
 
@@ -139,10 +193,22 @@ class Admission:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _with_room(self, role: str, copy_address: str, tried: Collection[str]) -> WorkerHandle | None:
-        ranked = _best_first(self._pool.ranked(role, least_loaded_prefill), copy_address, tried)
-        limit = _MAX_QUEUED_STEPS
-        return next((w for w in ranked if w.num_queued_tokens < limit * w.stats.max_num_batched_tokens), None)
+    def _with_room(self, role: Role, request: Request, tried: Collection[str]) -> WorkerHandle | None:
+        """The best that has room: under two steps' worth of tokens to compute. What it has cached of the request counts
+        like more of a step, since what does not wait there is computed anew elsewhere."""
+        ranked = self._ranked(role, request, tried, self._pool.candidates("decode"))
+        for worker, num_cached in zip(ranked, self._ranking.num_cached_tokens(request, ranked), strict=True):
+            if worker.num_queued_tokens < _MAX_QUEUED_STEPS * (worker.stats.max_num_batched_tokens + num_cached):
+                return worker
+        return None
+
+    def _ranked(
+        self, role: Role, request: Request, tried: Collection[str], others: Sequence[WorkerHandle]
+    ) -> list[WorkerHandle]:
+        """As the policy says, but the one that has a copy of the request's KV before all, and those that failed behind
+        all. `others`: who may have its other half."""
+        ranked = self._ranking.of(role, request, others)
+        return sorted(ranked, key=lambda worker: (worker.address != request.replica_address, worker.address in tried))
 
     async def _wait_for_change(self) -> None:
         try:
@@ -150,11 +216,6 @@ class Admission:
                 await self._pool.changed.wait()
         except TimeoutError:
             pass
-
-
-def _best_first(ranked: Sequence[WorkerHandle], copy_address: str, tried: Collection[str]) -> list[WorkerHandle]:
-    """As ranked, but the one that has a copy of the request's KV before all, and those that failed behind all."""
-    return sorted(ranked, key=lambda worker: (worker.address != copy_address, worker.address in tried))
 
 
 def _now() -> float:

@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from router.policy import policy_named
 from workers.config import Strict
+from workers.errors import ConfigError
 
 # How models write calls of tools, by vLLM's names. auto: what the chat template shows.
 ToolCallParserName = Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"]
+
+
+class SloConfig(Strict):
+    """What requests that name no SLO are held to; null: nothing."""
+
+    ttft_ms: float | None = Field(default=None, gt=0)
+    tpot_ms: float | None = Field(default=None, gt=0)
 
 
 class RouterConfig(Strict):
     host: str = "127.0.0.1"
     http_port: int = Field(default=8000, ge=0, le=65535)
     grpc_port: int = Field(default=8001, ge=0, le=65535)
-    # Requests that may wait for a prefill worker; more are answered 429.
+    # Which worker gets a request: prefix_aware (its KV is cached there, against what waits there), least_loaded,
+    # power_of_two (the less loaded of two), topology (the same host as the other half's), round_robin, or another's
+    # by package.module:name.
+    policy: str = "prefix_aware"
+    # Blocks whose places are known, at about 200 bytes each.
+    prefix_index_blocks: int = Field(default=1 << 18, ge=1)
+    # Requests that may wait for a prefill worker; of more, the least urgent are answered 429.
     max_num_queued_reqs: int = Field(default=1024, ge=1)
     # Longest wait in that queue.
     queue_timeout_s: float = Field(default=300.0, gt=0)
+    # A request that is predicted to miss it is answered 429 before any work.
+    slo: SloConfig = SloConfig()
+    # A YAML file of hashed keys (`kvferry keys new`), read again when it changes. null: whoever comes is served.
+    api_keys: str | None = None
+    # A larger body is answered 413, one that takes longer 408; a head that takes as long is not answered,
+    # and a client that reads nothing of its answer for so long is gone.
+    max_body_bytes: int = Field(default=8 << 20, ge=1)
+    body_timeout_s: float = Field(default=60.0, gt=0)
+    # Web pages of these origins may ask ("*": of all).
+    cors_origins: tuple[str, ...] = ()
     # Between two looks at a worker; three misses in a row make it unreachable.
     heartbeat_s: float = Field(default=0.5, gt=0)
     # Longest silence of a worker about a running request.
@@ -31,10 +57,27 @@ class RouterConfig(Strict):
     rpc_timeout_s: float = Field(default=3.0, gt=0)
     # Longest time of one prefill, if its worker goes on taking steps.
     prefill_timeout_s: float = Field(default=3600.0, gt=0)
-    # Where a copy of its KV is (transfer.resume: replicate), a stream goes on without a hand-off if at most so many of
-    # its tokens are missing there.
+    # A decode worker computes what it lacks of a request itself, without a hand-off, if that is at most so many tokens
+    # and its running requests wait at most so many of their steps for it. The second does not hold where a stream goes
+    # on from a copy of its KV (transfer.resume: replicate). 0.0: nothing else is computed there.
     short_prefill_tokens: int = Field(default=64, ge=1)
+    max_interference: float = Field(default=0.0, ge=0)
     # Tries in a row that may bring a request no token; the longest wait before the second, which doubles with each.
     max_attempts: int = Field(default=4, ge=1, le=20)
     retry_s: float = Field(default=0.2, gt=0)
     tool_call_parser: ToolCallParserName = "auto"
+
+    @field_validator("policy")
+    @classmethod
+    def _policy_can_be_used(cls, policy: str) -> str:
+        try:
+            policy_named(policy)
+        except ConfigError as error:
+            raise ValueError(error.message) from None
+        return policy
+
+    @field_validator("api_keys")
+    @classmethod
+    def _path_from_here(cls, path: str | None) -> str | None:
+        """The router's process may be in another folder."""
+        return path and os.path.abspath(os.path.expanduser(path))

@@ -4,28 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from protos import router_pb2
 from router.config import RouterConfig
-from router.policy import RoutingPolicy
+from router.kv_events import follow
+from router.prefix_index import PrefixIndex
 from router.worker_handle import STOPPING, WorkerHandle
+from workers.config import Role
 from workers.errors import UnavailableError
-from workers.rpc import Network
+from workers.rpc import Network, close_quietly
 
 
 class WorkerPool:
-    def __init__(self, addresses: Sequence[str], router_id: str, config: RouterConfig, network: Network) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str] | Mapping[str, Role],
+        router_id: str,
+        config: RouterConfig,
+        network: Network,
+    ) -> None:
+        """`addresses`: of the workers, each with the role that it is configured with, where that is known."""
         # Set on any change that may make room: those who wait look again, then clear it.
         self.changed = asyncio.Event()
         self.stopping = False
         self._config = config
+        roles = addresses if isinstance(addresses, Mapping) else {}
         self.workers = [WorkerHandle(address, router_id, config, network) for address in addresses]
         for worker in self.workers:
             worker.changed = self.changed
+            worker.configured_role = roles.get(worker.address)
+        # Which of them has which KV.
+        self.index = PrefixIndex(config.prefix_index_blocks)
+        self._followers: list[asyncio.Task[NoReturn]] = []
 
     async def start(self) -> None:
         await asyncio.gather(*(worker.start() for worker in self.workers))
+        self._followers = [asyncio.create_task(follow(worker, self.index)) for worker in self.workers]
 
     def refuse(self) -> None:
         """Serve nothing more, and tell whoever waits: the router is about to stop."""
@@ -34,14 +50,15 @@ class WorkerPool:
             worker.fail_all(UnavailableError(STOPPING))
 
     async def stop(self) -> None:
+        for follower in self._followers:
+            await close_quietly(follower)
         await asyncio.gather(*(worker.stop() for worker in self.workers))
 
-    def ranked(self, role: str, policy: RoutingPolicy) -> list[WorkerHandle]:
-        """The reachable workers of a role, the policy's choice first."""
-        candidates = [w for w in self.workers if w.role == role and w.reachable]
-        return [candidates[i] for i in policy([w.load for w in candidates])]
+    def candidates(self, role: Role) -> list[WorkerHandle]:
+        """The workers of a role that can be reached."""
+        return [worker for worker in self.workers if worker.role == role and worker.reachable]
 
-    def whole_role(self) -> str | None:
+    def whole_role(self) -> Role | None:
         """The role whose workers compute prompt and answer alike; None: prompts are handed over.
 
         A role is a preference: with no decode worker there, a prefill worker decodes. Raises UnavailableError when
@@ -69,13 +86,19 @@ class WorkerPool:
         if self._has("prefill"):
             return True, "no decode worker answers: prefill workers decode"
         missing = [role for role in ("prefill", "decode") if not self._has(role)]
-        return False, f"no {' and no '.join(missing)} worker answers"
+        refused = [worker.refused for worker in self.workers if worker.refused]
+        return False, ": ".join((f"no {' and no '.join(missing)} worker answers", *refused))
 
     async def audit(self) -> list[router_pb2.WorkerAudit]:
         return await asyncio.gather(*(worker.audit() for worker in self.workers))
 
     def status(self) -> list[router_pb2.WorkerStatus]:
         return [worker.status() for worker in self.workers]
+
+    @property
+    def num_indexed_blocks(self) -> int:
+        """Blocks of which it is known who has them."""
+        return len(self.index)
 
     def _has(self, role: str) -> bool:
         return any(w.role == role and w.reachable for w in self.workers)

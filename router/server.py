@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import grpc.aio
 import uvicorn
 
 from protos import router_pb2, router_pb2_grpc
 from router.config import RouterConfig
+from router.grpc_keys import KeyInterceptor
 from router.grpc_service import RouterService
+from router.http_protocol import PatientProtocol
 from router.openai.app import build_app
 from router.pool import WorkerPool
 from router.router import Router
+from router.tenants import KeyRing
 from router.text import TextService
-from workers.config import ModelConfig
+from workers.config import ModelConfig, Role
 from workers.errors import ConfigError
 from workers.models.architecture import ArchitectureConfig, read_architecture
 from workers.models.resolve import default_served_name, resolve_model
@@ -37,13 +41,13 @@ async def serve(
     config: RouterConfig,
     model: ModelConfig,
     tokenizer: Tokenizer,
-    worker_addresses: Sequence[str],
+    workers: Sequence[str] | Mapping[str, Role],
     network: Network | None = None,
 ) -> Serving:
-    """A router over these workers, both ports answering. Raises ConfigError."""
+    """A router over the workers at these addresses, both ports answering. Raises ConfigError."""
     network = network or GrpcNetwork()
     incarnation = uuid.uuid4().hex
-    pool = WorkerPool(worker_addresses, incarnation, config, network)
+    pool = WorkerPool(workers, incarnation, config, network)
     router = Router(pool, config, incarnation)
     server = RouterServer(router, pool, tokenizer, model, config, cluster_name=cluster_name, network=network)
     await pool.start()
@@ -83,6 +87,9 @@ class Pool(Protocol):
 
     def status(self) -> Sequence[router_pb2.WorkerStatus]: ...
 
+    @property
+    def num_indexed_blocks(self) -> int: ...
+
 
 class RouterServer:
     def __init__(
@@ -104,6 +111,7 @@ class RouterServer:
         self._cluster_name = cluster_name
         self._network = network or GrpcNetwork()
         self.text = _text_service(router, tokenizer, model)
+        self._keys = KeyRing(config.api_keys) if config.api_keys else None
         self.text.metrics.watch(router, pool.status)
         # The bound ports, after start.
         self.http_port = config.http_port
@@ -138,6 +146,8 @@ class RouterServer:
             pid=os.getpid(),
             num_queued=self._router.num_queued,
             num_running=self._router.num_running,
+            policy=self._config.policy,
+            num_indexed_blocks=self._pool.num_indexed_blocks,
         )
         return router_pb2.GetStatusResponse(
             name=self._cluster_name,
@@ -150,7 +160,7 @@ class RouterServer:
         )
 
     async def _start_grpc(self) -> None:
-        server = self._network.server()
+        server = self._network.server([KeyInterceptor(self._keys)] if self._keys else ())
         service = RouterService(self.text, self.status, self._router.audit)
         router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
         host, port = self._config.host, self._config.grpc_port
@@ -166,8 +176,8 @@ class RouterServer:
         self.http_port = listener.getsockname()[1]
         self._http = _Server(
             uvicorn.Config(
-                build_app(self.text, self._pool, self._config.tool_call_parser),
-                http="h11",
+                build_app(self.text, self._pool, self._config, self._keys),
+                http=cast(Any, functools.partial(PatientProtocol, timeout_s=self._config.body_timeout_s)),
                 ws="none",
                 lifespan="off",
                 log_config=None,

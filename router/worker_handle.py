@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc.aio
 
 from protos import router_pb2, worker_pb2, worker_pb2_grpc
 from router.config import RouterConfig
-from router.policy import Load
-from workers.errors import BY_NAME, DeadlineError, KVFerryError, UnavailableError
+from router.prediction import Pace
+from router.roles import require_expected
+from workers.config import Role
+from workers.errors import BY_NAME, ConfigError, DeadlineError, KVFerryError, UnavailableError
 from workers.request import FinishReason, Request, TokenOutput
 from workers.rpc import Network, call, close_quietly, error_from_rpc
 from workers.wire import output_from_pb, request_to_pb
@@ -53,7 +55,12 @@ class WorkerHandle:
 
     def __init__(self, address: str, router_id: str, config: RouterConfig, network: Network) -> None:
         self.address = address
+        # Why what answers is not served by; empty: it is, or nothing answers.
+        self.refused = ""
+        # None: whatever it says.
+        self.configured_role: Role | None = None
         self.stats = worker_pb2.WorkerStats()
+        self.pace = Pace()
         # Prompt tokens sent for prefill whose token 1 has not come back.
         self.num_queued_tokens = 0
         # Set when something may have changed for those who wait for room.
@@ -82,7 +89,7 @@ class WorkerHandle:
             async with asyncio.timeout(self._config.rpc_timeout_s):
                 await self._first_contact.wait()
         except TimeoutError:
-            logger.warning("worker at %s does not answer yet", self.address)
+            logger.warning("%s", self.refused or f"worker at {self.address} does not answer yet")
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -99,12 +106,12 @@ class WorkerHandle:
         return self.stats.role
 
     @property
-    def load(self) -> Load:
-        return Load(self.num_queued_tokens, len(self._outputs), self.stats.blocks_free)
+    def num_requests(self) -> int:
+        return len(self._outputs)
 
     def status(self) -> router_pb2.WorkerStatus:
         state = router_pb2.WORKER_STATE_READY if self.reachable else router_pb2.WORKER_STATE_UNREACHABLE
-        return router_pb2.WorkerStatus(address=self.address, state=state, stats=self.stats)
+        return router_pb2.WorkerStatus(address=self.address, state=state, stats=self.stats, refused=self.refused)
 
     async def reserve(self, request: Request, replica_address: str) -> worker_pb2.Grant:
         """Raises OverloadedError when the worker has no room now."""
@@ -121,6 +128,9 @@ class WorkerHandle:
     async def submit(self, request: Request) -> None:
         message = worker_pb2.SubmitRequest(request=request_to_pb(request), replica_address=request.replica_address)
         await self.unless_lost(call(self._stub.Submit(message, timeout=self._config.rpc_timeout_s)))
+
+    def kv_events(self) -> grpc.aio.UnaryStreamCall[Any, worker_pb2.StreamKVEventsResponse]:
+        return self._stub.StreamKVEvents(worker_pb2.StreamKVEventsRequest())
 
     async def abort(self, request_id: str) -> None:
         """What does not reach the worker is said again with its next heartbeat, if it is the same one then."""
@@ -223,9 +233,9 @@ class WorkerHandle:
         try:
             timeout_s = (_MAX_MISSES - 0.5) * self._config.heartbeat_s
             stats = (await call(self._stub.GetStats(worker_pb2.GetStatsRequest(), timeout=timeout_s))).stats
-            if not (stats.incarnation and stats.role):
-                raise UnavailableError(f"who answers at {self.address} does not say who it is")
+            require_expected(stats, self.address, self.configured_role)
         except KVFerryError as error:
+            self.refused = error.message if isinstance(error, ConfigError) else ""
             # A call that timed out has waited as long as all the misses.
             self._misses += _MAX_MISSES if isinstance(error, DeadlineError) else 1
             if not self.reachable:
@@ -234,7 +244,10 @@ class WorkerHandle:
         if self.stats.incarnation and stats.incarnation != self.stats.incarnation:
             self._lose("was replaced")
             self._unheard_aborts.clear()
-        self._misses = 0
+            self.pace = Pace()
+        else:
+            self.pace.saw_stats(self.stats, stats, _now())
+        self._misses, self.refused = 0, ""
         self.stats = stats
         self._note_change()
         if self._unheard_aborts:

@@ -82,6 +82,13 @@ class WorkerService(worker_grpc.WorkerServiceServicer):
             async for step in steps:
                 yield worker_pb2.StreamOutputsResponse(outputs=map(output_to_pb, step))
 
+    async def StreamKVEvents(
+        self, request: worker_pb2.StreamKVEventsRequest, context: Context
+    ) -> AsyncIterator[worker_pb2.StreamKVEventsResponse]:
+        async with aclosing(self._worker.kv_events.stream()) as changes:
+            async for change in changes:
+                yield change
+
 
 class KVTransferService(kv_grpc.KVTransferServiceServicer):
     """What workers ask that send KV here."""

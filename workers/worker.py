@@ -18,11 +18,13 @@ from workers.engine.engine import Engine
 from workers.engine.executor import Executor
 from workers.errors import InvalidRequestError, KVFerryError, UnavailableError
 from workers.faults import faulty_border
+from workers.kv_events import KVEvents
 from workers.kv_transfer.available import open_transports
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.outgoing import FrameSender
 from workers.kv_transfer.peers import Peers
 from workers.outputs import OutputStreams
+from workers.pace import Pace
 from workers.prefill import Prefill
 from workers.replicas import Replicas
 from workers.request import Request, TokenOutput, failure
@@ -60,6 +62,8 @@ class Worker:
         executor = self._make_executor(self.config)
         self.layout = executor.runner.layout
         self.engine = Engine(executor, self.config, self.config)
+        self.kv_events = KVEvents(self.engine.block_manager, self.incarnation)
+        self._pace = Pace()
         transfer = self.config.transfer
         self.outputs = OutputStreams(transfer.lease_s, self._lose_router)
         self.decode = Decode(self.engine, self.layout, self.incarnation, transfer, self._publish_failure)
@@ -119,6 +123,8 @@ class Worker:
         stats = worker_stats(self.config, self.incarnation, self.layout, self.engine, self._frames, self.decode)
         stats.kv_bytes_replicated = self._replicas.num_bytes_kept
         stats.num_replicas_refused = self._replicas.num_refused
+        stats.decode_step_s, stats.prompt_token_s = self._pace.decode_step_s, self._pace.prompt_token_s
+        stats.steps_s = self._pace.steps_s
         stats.peers.extend(
             worker_pb2.PeerStats(
                 incarnation=peer.incarnation,
@@ -137,7 +143,7 @@ class Worker:
         while True:
             await self.engine.wait_for_work()
             try:
-                outputs = await self.engine.step()
+                outputs = await self._pace.timed_step(self.engine)
                 self.outputs.publish(self._prefill.advance(outputs))
                 self._replicas.advance()
             except Exception as exc:  # Whatever a step raises ends its requests, not the worker.
@@ -204,7 +210,9 @@ def _load_model(config: WorkerConfig) -> Executor:
         return TensorParallelExecutor(config, _end_process)
     from workers.engine.model_runner import ModelRunner
 
-    return Executor(ModelRunner(config))
+    # Prefill is who sends. Elsewhere the pool is memory of larger pages, which attention reads faster.
+    shares = config.role == "prefill" and config.transfer.transport in ("auto", "shm")
+    return Executor(ModelRunner(config, share_pool=shares))
 
 
 def _end_process(error: KVFerryError) -> None:

@@ -12,15 +12,16 @@ from workers.kv_transfer.slots import Slots
 
 @dataclass
 class EmptyRunner:
-    """Implements Runner: every token is 0, and KV has no bytes."""
+    """Implements Runner: every token is 0, and KV has no layers."""
 
     num_blocks: int
     block_size: int
     max_model_len: int
     eos_token_ids: frozenset[int] = frozenset()
+    host_pool: None = None
 
     def __post_init__(self) -> None:
-        self.layout = KVLayout("empty", 0, 0, 0, self.block_size, "float32")
+        self.layout = KVLayout("empty", 0, 1, 1, self.block_size, "float32")
 
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
         return [StepResult((SampledToken(0),) * len(request.samples)) for request in batch.requests]

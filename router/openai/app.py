@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-from router.config import ToolCallParserName
-from router.http_answers import RequestIds, add_error_handlers
+from router.config import RouterConfig
+from router.http_answers import add_error_handlers
+from router.http_edge import add_edge
 from router.openai.chat import add_chat_routes
 from router.openai.completions import add_completion_routes
 from router.openai.models import add_model_routes
@@ -13,14 +14,19 @@ from router.openai.probes import Readiness, add_probe_routes
 from router.openai.responses import add_response_routes
 from router.openai.tokens import add_token_routes
 from router.openai.tool_syntax import tool_syntax
+from router.tenants import KeyRing
 from router.text import TextService
 
+_DEFAULTS = RouterConfig()
 
-def build_app(text: TextService, pool: Readiness, tool_call_parser: ToolCallParserName = "auto") -> FastAPI:
+
+def build_app(
+    text: TextService, pool: Readiness, config: RouterConfig = _DEFAULTS, keys: KeyRing | None = None
+) -> FastAPI:
     app = FastAPI(title="kvferry", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.add_middleware(RequestIds)
+    add_edge(app, config, keys)
     add_error_handlers(app)
-    syntax = tool_syntax(tool_call_parser, text.tokenizer.chat_template)
+    syntax = tool_syntax(config.tool_call_parser, text.tokenizer.chat_template)
     add_completion_routes(app, text)
     add_chat_routes(app, text, syntax)
     add_response_routes(app, text, syntax)

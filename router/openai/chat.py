@@ -35,7 +35,7 @@ def add_chat_routes(app: FastAPI, text: TextService, of_model: ToolSyntax | None
         syntax = use.syntax(of_model)
         shape = ChatShape(request_id, text.model_name(body.model), syntax, use.parallel)
         options = with_marks(body.options(), syntax)
-        chat = text.prepare(body.chat(use), with_calls(body.sampling_params(), use), request_id, options)
+        chat = await text.prepared(body.chat(use), with_calls(body.sampling_params(), use), request_id, options)
         job = Job([chat], shape, body.usage_wanted, body.n or 1, wanted=body.wanted())
         return respond(text, job, bool(body.stream))
 

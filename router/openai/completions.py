@@ -25,7 +25,7 @@ def add_completion_routes(app: FastAPI, text: TextService) -> None:
     async def completions(request: Request) -> Response:
         body = CompletionBody.parse(await read_json(request))
         shape = CompletionShape(request.state.request_id, text.model_name(body.model))
-        requests = _requests(text, body, request.state.request_id)
+        requests = await _requests(text, body, request.state.request_id)
         job = Job(
             requests,
             shape,
@@ -93,12 +93,12 @@ class CompletionBody(Body):
         )
 
 
-def _requests(text: TextService, body: CompletionBody, request_id: str) -> list[TextRequest]:
+async def _requests(text: TextService, body: CompletionBody, request_id: str) -> list[TextRequest]:
     """Every prompt is checked before any is started."""
     prompts, params, options = body.prompts(), body.sampling_params(), body.options()
     check_num_answers(len(prompts), params.n)
     ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{at}" for at in range(len(prompts))]
-    return [text.prepare(prompt, params, one, options) for prompt, one in zip(prompts, ids, strict=True)]
+    return [await text.prepared(prompt, params, one, options) for prompt, one in zip(prompts, ids, strict=True)]
 
 
 def _echoes(text: TextService, body: CompletionBody) -> list[str]:

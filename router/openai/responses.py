@@ -32,7 +32,7 @@ def add_response_routes(app: FastAPI, text: TextService, of_model: ToolSyntax | 
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
         body = ResponseBody.parse(await read_json(request))
-        answer = _answer(text, body, request.state.request_id, of_model)
+        answer = await _answer(text, body, request.state.request_id, of_model)
 
         async def whole(send: Send) -> Response:
             async with aclosing(_events(text, answer)) as events:
@@ -53,12 +53,12 @@ def add_response_routes(app: FastAPI, text: TextService, of_model: ToolSyntax | 
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(token_ids)})
 
 
-def _answer(text: TextService, body: ResponseBody, request_id: str, of_model: ToolSyntax | None) -> _Answer:
+async def _answer(text: TextService, body: ResponseBody, request_id: str, of_model: ToolSyntax | None) -> _Answer:
     use = body.tool_use()
     syntax = use.syntax(of_model)
     options = with_marks(body.options(), syntax)
     params = with_calls(body.sampling_params(), use)
-    request = text.prepare(body.chat(use), params, request_id, options)
+    request = await text.prepared(body.chat(use), params, request_id, options)
     reader = ToolReader(syntax, use.parallel) if syntax is not None else None
     return _Answer(body, text.model_name(body.model), request, ResponseItems(reader))
 

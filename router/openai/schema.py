@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from router.answer import TextOptions
 from router.openai.logprobs import LogprobsWanted
+from router.openai.terms import SloBody, terms_of
 from router.openai.wire import StreamUsage
 from router.structured import OPENAI_FIELDS, openai_grammar
 from workers.errors import InvalidRequestError
@@ -74,6 +75,9 @@ class Body(BaseModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     cache_salt: str | None = None
+    # Lower goes first, as vLLM's.
+    priority: int | None = None
+    slo: SloBody | None = None
     # What the answer must match (router/structured.py).
     response_format: Any = None
     structured_outputs: Any = None
@@ -116,6 +120,7 @@ class Body(BaseModel):
             skip_special_tokens=self.skip_special_tokens is not False,
             cache_salt=self.cache_salt or "",
             default_max_tokens=self.default_max_tokens,
+            terms=terms_of(self.priority, self.slo),
         )
 
     def wanted(self) -> LogprobsWanted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from cluster.render import status_table
+from cluster.render import status_object, status_table, status_title
 from protos import router_pb2, worker_pb2
 
 
@@ -30,3 +30,11 @@ def test_one_way_to_all_peers_is_one_word():
 
 def test_different_ways_are_told_peer_by_peer():
     assert kv_by(a="shm", b="grpc", c="shm") == "shm to decode-a h:c, grpc to decode-b"
+
+
+def test_the_policy_and_how_many_blocks_it_knows_are_shown():
+    router = router_pb2.RouterStatus(name="router-0", policy="prefix_aware", num_indexed_blocks=12)
+    status = router_pb2.GetStatusResponse(name="k", ready=True, routers=[router])
+    assert "router-0 routes by prefix_aware, 12 blocks known" in status_title(status)
+    (shown,) = status_object(status)["routers"]
+    assert (shown["policy"], shown["num_indexed_blocks"]) == ("prefix_aware", 12)

@@ -30,7 +30,7 @@ OPERATIONS = (
     Mutant(
         "who does not say who it is counts as not there",
         "E4",
-        "router/worker_handle.py",
+        "router/roles.py",
         "if not (stats.incarnation and stats.role):",
         "if False:",
         (

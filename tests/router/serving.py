@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import Any, cast
+
+import httpx
 
 from router.config import RouterConfig
 from router.router import Router
@@ -17,20 +19,26 @@ MODEL = ModelConfig(served_model_name=("smol",), max_model_len=64)
 
 
 def router_server(
-    router: ScriptedRouter, http_port: int = 0, grpc_port: int = 0, model: ModelConfig = MODEL
+    router: ScriptedRouter, http_port: int = 0, grpc_port: int = 0, model: ModelConfig = MODEL, **settings: Any
 ) -> RouterServer:
-    config = RouterConfig(http_port=http_port, grpc_port=grpc_port)
+    config = RouterConfig(http_port=http_port, grpc_port=grpc_port, **settings)
     return RouterServer(cast(Router, router), StaticPool(), smollm(), model, config)
 
 
 @asynccontextmanager
-async def serving(router: ScriptedRouter, model: ModelConfig = MODEL) -> AsyncIterator[RouterServer]:
-    server = router_server(router, model=model)
+async def serving(router: ScriptedRouter, model: ModelConfig = MODEL, **settings: Any) -> AsyncIterator[RouterServer]:
+    """`settings`: of RouterConfig."""
+    server = router_server(router, model=model, **settings)
     await server.start()
     try:
         yield server
     finally:
         await server.stop()
+
+
+def http(server: RouterServer, key: str | None = None) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.http_port}", headers=headers)
 
 
 async def until(holds: Callable[[], object]) -> None:

@@ -9,7 +9,6 @@ import pytest
 from cluster.sim.loop import run, virtual_loop
 from cluster.sim.network import drop
 from protos import router_pb2
-from router.policy import least_loaded_decode
 from router.pool import WorkerPool
 from router.worker_handle import WorkerHandle
 from tests.factories import SimCluster, prompt_of, sim_cluster
@@ -33,7 +32,7 @@ def test_all_workers_are_known_with_their_roles_when_the_pool_has_started():
             ]  # fmt: skip
             assert cluster.pool.ready() == (True, "")
             assert cluster.pool.whole_role() is None
-            assert [w.stats.name for w in cluster.pool.ranked("decode", least_loaded_decode)] == ["d0"]
+            assert [w.stats.name for w in cluster.pool.candidates("decode")] == ["d0"]
 
     run(main())
 

@@ -26,6 +26,7 @@ _METHODS = (
     "GetStats",
     "Submit",
     "StreamOutputs",
+    "StreamKVEvents",
 )
 # Prompts around the borders of blocks, of a step (16) and of a pool.
 _LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 2 * BLOCK_SIZE, 15, 16, 17, 33)

@@ -7,7 +7,7 @@ a hash and may be found again until the block is needed (least recently used fir
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from workers.errors import OverloadedError
 
@@ -26,6 +26,8 @@ class BlockManager:
         self._hash_of: dict[int, bytes] = {}
         # Blocks without owner that _by_hash still finds, least recently used first.
         self._cached: OrderedDict[int, None] = OrderedDict()
+        # Told of each hash that is found from now on (True), or no more.
+        self.on_known: Callable[[bytes, bool], None] = lambda block_hash, known: None
 
     @property
     def num_free(self) -> int:
@@ -41,6 +43,11 @@ class BlockManager:
         return list(self._cached)
 
     @property
+    def known_hashes(self) -> list[bytes]:
+        """All that `find` finds, in the order in which they came."""
+        return list(self._by_hash)
+
+    @property
     def num_cached(self) -> int:
         """Blocks that hold known KV and can be taken."""
         return len(self._cached)
@@ -52,6 +59,10 @@ class BlockManager:
         """Whether `num_blocks` can be taken, leaving `watermark` of them and the cached ones among `keeping`."""
         kept = sum(block_id in self._cached for block_id in keeping)
         return num_blocks + watermark <= len(self._free) + len(self._cached) - kept
+
+    def num_owned_only_by(self, owned: Iterable[int]) -> int:
+        """Blocks that have no other owners than those of `owned`, where each block is once for each of them."""
+        return sum(self._ref_counts[block_id] == count for block_id, count in Counter(owned).items())
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Take `num_blocks` ids. Raises OverloadedError, taking none, when there are not as many."""
@@ -85,6 +96,7 @@ class BlockManager:
         if block_hash not in self._by_hash and block_id not in self._hash_of:
             self._by_hash[block_hash] = block_id
             self._hash_of[block_id] = block_hash
+            self.on_known(block_hash, True)
 
     def free(self, block_ids: Sequence[int]) -> None:
         """One owner less. The last blocks of a table go first when room is needed: a prefix is of use without them."""
@@ -114,5 +126,7 @@ class BlockManager:
 
     def _evict(self) -> int:
         block_id, _ = self._cached.popitem(last=False)
-        del self._by_hash[self._hash_of.pop(block_id)]
+        block_hash = self._hash_of.pop(block_id)
+        del self._by_hash[block_hash]
+        self.on_known(block_hash, False)
         return block_id

@@ -8,6 +8,7 @@ import pytest
 
 from tests.factories import BLOCK_SIZE, make_request, prompt_of
 from workers.config import CacheConfig
+from workers.engine.block_hash import BlockHash
 from workers.engine.block_manager import BlockManager
 from workers.engine.prefix_cache import PrefixCache
 from workers.request import Request
@@ -17,9 +18,8 @@ PROMPT = prompt_of(4 * BLOCK_SIZE)
 
 def hashes(prompt: list[int] = PROMPT, fingerprint: str = "model", **fields: Any) -> list[bytes]:
     """Of all whole blocks."""
-    request = make_request(prompt, **fields)
-    cache_of(fingerprint).find(request, len(prompt))
-    return request.unit_hashes
+    request, names = make_request(prompt, **fields), BlockHash(fingerprint, BLOCK_SIZE)
+    return [names.of_unit(request, i) for i in range(len(prompt) // BLOCK_SIZE)]
 
 
 def cache_of(fingerprint: str) -> PrefixCache:
