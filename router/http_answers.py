@@ -23,8 +23,6 @@ from workers.errors import InvalidRequestError, KVFerryError, OverloadedError
 logger = logging.getLogger(__name__)
 
 _SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-# Of ids of answers, by the ends of their paths.
-_ID_PREFIXES = {"/chat/completions": "chatcmpl", "/responses": "resp"}
 # Long enough for a worker to come back, short enough not to be noticed.
 _RETRY_AFTER_S = 1.0
 
@@ -167,4 +165,6 @@ def _request_id(scope: Scope) -> str:
     if valid_request_id(given):
         return given
     path: str = scope["path"]
-    return new_request_id(next((prefix for end, prefix in _ID_PREFIXES.items() if path.endswith(end)), "cmpl"))
+    if path.endswith("/responses"):
+        return new_request_id("resp", "_")
+    return new_request_id("chatcmpl" if path.endswith("/chat/completions") else "cmpl")

@@ -197,8 +197,8 @@ class TextService:
             raise
 
 
-def new_request_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"
+def new_request_id(prefix: str, joint: str = "-") -> str:
+    return f"{prefix}{joint}{uuid.uuid4().hex}"
 
 
 def seed_of(request_id: str, tenant: str = "") -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from router.openai.logprobs import ChatScribe
 from router.openai.tool_calls import Piece
+from router.openai.tool_reader import ToolReader
 from router.openai.tool_syntax import ToolSyntax
 from router.openai.wire import Choice, ChoiceEvents, CompletionShape, Logprobs, Pieces, StreamUsage, Used, end_of
 from workers.request import FinishReason
@@ -51,33 +52,6 @@ class ChatShape(CompletionShape):
                 message |= {"content": calls.text or None, "tool_calls": calls.tool_calls}
             reason = reader.reason(choice.finish_reason)
         return {"index": index, "message": message, "logprobs": choice.logprobs, "finish_reason": reason}
-
-
-class ToolReader:
-    """One answer's text and calls as they come."""
-
-    def __init__(self, syntax: ToolSyntax, parallel: bool) -> None:
-        self._parser = syntax.parser()
-        self._new_id = syntax.new_id
-        self._parallel = parallel
-        self._calls = False
-
-    def read(self, text: str, ended: bool) -> Iterator[tuple[Piece, str]]:
-        """Each piece, with the id of the call that it begins."""
-        yield from self._allowed(self._parser.push(text))
-        if ended:
-            yield from self._allowed(self._parser.flush())
-
-    def reason(self, finish_reason: FinishReason | None) -> str | None:
-        return "tool_calls" if self._calls and finish_reason is FinishReason.STOP else finish_reason
-
-    def _allowed(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, str]]:
-        for piece in pieces:
-            if piece.call is None:
-                yield piece, ""
-            elif self._parallel or piece.call == 0:
-                self._calls = True
-                yield piece, self._new_id() if piece.name is not None else ""
 
 
 @dataclass(slots=True)

@@ -120,7 +120,8 @@ async def _events(text: TextService, job: Job) -> AsyncGenerator[bytes, None]:
                 start = pieces[index].start(job.echo(index), echoed, job.used(index, 0))
             logprobs = scribe.piece(chunk.logprobs) if scribe and chunk.logprobs else None
             used = job.used(index, chunk.index + len(chunk.token_ids))
-            yield start + pieces[index].event(chunk.text, chunk.finish_reason, logprobs, used)
+            if data := start + pieces[index].event(chunk.text, chunk.finish_reason, logprobs, used):
+                yield data
             if chunk.finish_reason is not None:
                 answers[index].add(chunk)
     if job.usage_wanted is not StreamUsage.NONE:

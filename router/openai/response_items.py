@@ -6,8 +6,8 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from router.openai.chat_wire import ToolReader
 from router.openai.tool_calls import Piece
+from router.openai.tool_reader import ToolReader
 
 Event = dict[str, Any]
 Status = Literal["completed", "incomplete"]

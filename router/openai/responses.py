@@ -16,10 +16,10 @@ from starlette.types import Send
 from router.answer import TextChunk, TextRequest
 from router.http_answers import WatchedResponse, read_json, send_events
 from router.openai.chat import with_calls, with_marks
-from router.openai.chat_wire import ToolReader
 from router.openai.logprobs import ChatScribe
 from router.openai.response_items import Event, ResponseItems, Status
 from router.openai.responses_schema import ResponseBody
+from router.openai.tool_reader import ToolReader
 from router.openai.tool_syntax import ToolSyntax
 from router.text import TextService
 from workers.errors import KVFerryError

@@ -10,12 +10,15 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from router.stop_strings import overlap
 
 # So far the name, and what follows are the arguments.
-_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+# A name before its arguments, as Mistral's later models write it; and what may still become one.
+_NAMED = re.compile(r"([\w.-]{1,64})(?:\[ARGS\])?(?=\{)")
+_MAYBE_NAMED = re.compile(r"[\w.-]{1,64}(?:\[[ARGS]{0,4}\]?)?")
 _BETWEEN = " \t\r\n,;[]"
 
 
@@ -37,11 +40,13 @@ class ToolCallParser(Protocol):
 
 
 class JsonCalls:
-    """Calls that are JSON objects, one or a list, between `opener` and `closer`; `bare`: or at the answer's start."""
+    """Calls that are JSON objects, one or a list, between `opener` and `closer`; `bare`: or at the answer's start;
+    `named`: or a name and an object each."""
 
-    def __init__(self, opener: str = "", closer: str = "", bare: bool = False) -> None:
+    def __init__(self, opener: str = "", closer: str = "", bare: bool = False, named: bool = False) -> None:
         self._opener = opener
         self._closer = closer
+        self._named_form = named
         self._held = ""
         # What stood around a call; text, if it is none.
         self._marks = ""
@@ -60,9 +65,8 @@ class JsonCalls:
     def flush(self) -> Iterator[Piece]:
         if self._read == self._in_call:
             yield from self._named(self._call.flush())
-        rest, self._held = self._marks + self._held, ""
-        if not self._num_calls or (rest.strip() and self._read == self._text):
-            yield Piece(rest)
+        rest, self._held = self._held, ""
+        yield from self._as_text(rest if rest.strip() or not self._num_calls else "")
 
     def _start(self) -> Iterator[Piece]:
         text = self._held.lstrip()
@@ -85,16 +89,34 @@ class JsonCalls:
 
     def _gap(self) -> Iterator[Piece]:
         """Before, between and behind calls."""
-        rest = self._held.lstrip(_BETWEEN)
-        self._marks += self._held[: len(self._held) - len(rest)]
-        self._held = rest
-        if rest.startswith("{"):
-            self._call, self._read = _JsonCall(self._num_calls), self._in_call
-        elif self._closer and rest.startswith(self._closer):
-            self._held, self._marks, self._read = rest[len(self._closer) :], "", self._text
-        elif rest and not self._closer.startswith(rest):
+        if self._held.startswith(self._closer or "\0"):
+            self._held, self._read = self._held[len(self._closer) :], self._text
+            yield from self._as_text(self._closer if self._marks.strip(_BETWEEN) else "")
+        elif self._held.startswith(self._opener or "\0"):
+            self._mark(len(self._opener))
+        elif self._may_be(self._opener) or self._may_be(self._closer):
+            return
+        elif self._held[0] in _BETWEEN:
+            self._mark(1)
+        else:
+            yield from self._begin()
+
+    def _begin(self) -> Iterator[Piece]:
+        """A call, or text after all."""
+        name = _NAMED.match(self._held) if self._named_form else None
+        if self._held[0] == "{" or name is not None:
+            self._held = self._held[name.end() :] if name else self._held
+            self._call, self._read = _JsonCall(self._num_calls, name and name[1]), self._in_call
+        elif not (self._named_form and _MAYBE_NAMED.fullmatch(self._held)):
             self._read = self._text
             yield from self._as_text("")
+
+    def _mark(self, end: int) -> None:
+        self._marks, self._held = self._marks + self._held[:end], self._held[end:]
+
+    def _may_be(self, mark: str) -> bool:
+        """Whether what is held is the beginning of it."""
+        return mark.startswith(self._held)
 
     def _in_call(self) -> Iterator[Piece]:
         pieces, rest = self._call.push(self._held)
@@ -122,24 +144,27 @@ class JsonCalls:
 
 
 class _JsonCall:
-    """One object {"name": ..., "arguments": {...}} as it comes. In any other order it is held until it is whole."""
+    """One object {"name": ..., "arguments": {...}} as it comes. In any other order it is held until it is whole. With a
+    `name` it is the arguments themselves."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, name: str | None = None) -> None:
         self._index = index
+        self._name = name
         self._raw = ""
         self._depth = 0
         self._quoted = self._escaped = False
         # Arguments are raw[sent:end]; end is not known before they are whole.
-        self._sent: int | None = None
+        self._sent: int | None = None if name is None else 0
         self._end: int | None = None
+        self._depth_of_arguments = 1 if name is None else 0
 
     def push(self, text: str) -> tuple[list[Piece], str | None]:
         """With what follows the object; None: it goes on."""
         for at, char in enumerate(text, start=1):
             if self._closes(char):
-                if self._depth == 1 and self._end is None:
+                if self._depth == self._depth_of_arguments and self._end is None:
                     self._end = len(self._raw) + at
-                elif self._depth == 0:
+                if self._depth == 0:
                     self._raw += text[:at]
                     return self._pieces() or self._whole(), text[at:]
         self._raw += text
@@ -158,11 +183,11 @@ class _JsonCall:
         return char in "}]"
 
     def _pieces(self) -> list[Piece]:
-        name: str | None = None
+        name, self._name = self._name, None
         if self._sent is None:
             if (head := _HEAD.match(self._raw)) is None:
                 return []
-            name, self._sent = json.loads(head[1], strict=False), head.end()
+            name, self._sent = head[1], head.end()
         new, self._sent = self._raw[self._sent : self._end], max(self._sent, self._end or len(self._raw))
         return [Piece(new, self._index, name)] if new or name is not None else []
 
@@ -171,7 +196,7 @@ class _JsonCall:
             return []
         try:
             call = json.loads(self._raw, strict=False)
-        except ValueError:
+        except (ValueError, RecursionError):
             return [Piece(self._raw)]
         arguments = call.get("arguments", call.get("parameters")) or {}
         if not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
@@ -199,16 +224,18 @@ class PythonicCalls:
         try:
             calls = list(_python_calls(text))
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            calls = []
+        if not calls:
             yield Piece(text)
-            return
         for index, (name, arguments) in enumerate(calls):
-            yield Piece(json.dumps(arguments, ensure_ascii=False), index, name)
+            yield Piece(arguments, index, name)
 
 
-def _python_calls(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Raises what ast does, and ValueError for anything but a list of calls with literal arguments."""
+def _python_calls(text: str) -> Iterator[tuple[str, str]]:
+    """(name, arguments as JSON). Raises what ast and json do, and ValueError for what is no list of such calls."""
     body = ast.parse(text.strip(), mode="eval").body
     for call in body.elts if isinstance(body, ast.List) else [body]:
-        if not isinstance(call, ast.Call) or call.args:
+        if not isinstance(call, ast.Call) or call.args or not all(word.arg for word in call.keywords):
             raise ValueError("no call by keywords")
-        yield ast.unparse(call.func), {word.arg or "": ast.literal_eval(word.value) for word in call.keywords}
+        arguments = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+        yield ast.unparse(call.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False)

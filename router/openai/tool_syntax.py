@@ -30,7 +30,7 @@ _BY_NAME: dict[ToolCallParserName, ToolSyntax] = {
     "hermes": _HERMES,
     "llama3_json": ToolSyntax(lambda: JsonCalls("<|python_tag|>", bare=True), special=True),
     # Its templates refuse ids of any other length.
-    "mistral": ToolSyntax(lambda: JsonCalls("[TOOL_CALLS]"), special=True, prefix="", num_chars=9),
+    "mistral": ToolSyntax(lambda: JsonCalls("[TOOL_CALLS]", named=True), special=True, prefix="", num_chars=9),
     "pythonic": ToolSyntax(PythonicCalls),
 }
 # What a template has that shows a model its form of calls.

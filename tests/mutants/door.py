@@ -46,7 +46,12 @@ DOOR = (
         "router/answer.py",
         "        _raise_if_failed(output)\n",
         "",
-        (f"{FAILED}::test_c10_a_whole_answer_that_failed_is_an_error",),
+        (
+            f"{FAILED}::test_c10_a_whole_answer_that_failed_is_an_error",
+            "tests/router/test_failed_answers.py::test_a_failed_generation_is_no_answer",
+            "tests/router/test_failed_answers.py"
+            "::test_a_generation_that_fails_mid_stream_ends_with_an_error_and_no_finish_reason",
+        ),
     ),
     Mutant(
         "outputs that end without a reason are an error",
@@ -162,8 +167,8 @@ DOOR = (
         "long texts are tokenised beside the loop",
         "",
         "router/text.py",
-        'await asyncio.to_thread(self._token_ids, prompt, "prompt")',
-        'self._token_ids(prompt, "prompt")',
+        "await asyncio.to_thread(self.token_ids, prompt)",
+        "self.token_ids(prompt)",
         (
             "tests/router/test_long_texts.py"
             "::test_the_loop_turns_while_a_long_text_is_tokenised_and_the_ids_are_the_same",

@@ -101,18 +101,6 @@ MEANING = (
         (f"{LEGS_TESTS}::test_a_prompt_is_tokenised_once_and_each_token_sampled_once",),
     ),
     Mutant(
-        "a generation that fails is an error",
-        "C10",
-        "router/answer.py",
-        "if output.finish_reason is FinishReason.ERROR:",
-        "if False:",
-        (
-            "tests/router/test_failed_answers.py::test_a_failed_generation_is_no_answer",
-            "tests/router/test_failed_answers.py"
-            "::test_a_generation_that_fails_mid_stream_ends_with_an_error_and_no_finish_reason",
-        ),
-    ),
-    Mutant(
         "an answer that must be calls is held to their schema",
         "-",
         "router/openai/chat.py",

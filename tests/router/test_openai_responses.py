@@ -62,7 +62,7 @@ def test_a_response_has_openais_shape():
     sent = {"input": "Hi", "model": "smol", "temperature": 0.5, "top_p": 0.25, "max_output_tokens": 9, "user": "u"}
     body = post({**sent, "metadata": {"a": "b"}}, router).json()
     OpenAIResponse.model_validate(body)
-    assert body["id"].startswith("resp")
+    assert body["id"].startswith("resp_")
     assert (body["status"], body["store"], body["model"], body["metadata"]) == ("completed", False, "smol", {"a": "b"})
     [message] = body["output"]
     assert (message["role"], message["status"]) == ("assistant", "completed")

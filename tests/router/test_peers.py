@@ -19,6 +19,7 @@ from workers.config import ModelConfig
 from workers.request import FinishReason
 
 PEERS = Path(__file__).parents[2] / ".peers"
+SERVER = "http://127.0.0.1:{port}"
 PYTHON = PEERS / "venv/bin/python"
 SUITE = next(iter(sorted(PEERS.glob("openai-*/tests"))), PEERS / "openai/tests").parent
 # Names that they ask for.
@@ -52,17 +53,18 @@ pytestmark = [
 ]
 
 
-def run_beside_a_server(*command: str | Path, cwd: Path, timeout_s: float) -> tuple[int, str, int]:
-    """Exit code, output, and how many requests were good; {url} in the command is the server's address."""
+def run_beside_a_server(*command: str | Path, cwd: Path, timeout_s: float, **env: str) -> tuple[int, str, int]:
+    """Exit code, output, and how many requests were good; {port} stands for the server's."""
 
     async def run() -> tuple[int, str, int]:
         router = ScriptedRouter([*words("one two"), [2]], FinishReason.STOP)
         async with serving(router, MODEL) as server:
-            url = f"http://127.0.0.1:{server.http_port}/v1"
+            port = str(server.http_port)
+            base = {"PATH": os.defpath, "HOME": str(cwd)}
             process = await asyncio.create_subprocess_exec(
-                *(str(part).replace("{url}", url) for part in command),
+                *(str(part).replace("{port}", port) for part in command),
                 cwd=cwd,
-                env={"TEST_API_BASE_URL": url, "PATH": os.defpath, "HOME": str(cwd)},
+                env=base | {key: value.replace("{port}", port) for key, value in env.items()},
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
             )
@@ -82,7 +84,9 @@ def test_openais_own_tests_pass_or_are_listed():
     resources = SUITE / "tests/api_resources"
     paths = [resources / name for name in ("chat", "test_completions.py", "test_models.py")]
     options = ("-o", "addopts=", "-q", "-rA", "--tb=no", "-p", "no:cacheprovider")
-    _, output, _ = run_beside_a_server(PYTHON, "-m", "pytest", *options, *paths, cwd=SUITE, timeout_s=200)
+    _, output, _ = run_beside_a_server(
+        PYTHON, "-m", "pytest", *options, *paths, cwd=SUITE, timeout_s=200, TEST_API_BASE_URL=f"{SERVER}/v1"
+    )
     outcomes = re.findall(r"^(PASSED|FAILED|ERROR) (\S+)", output, re.MULTILINE)
     patterns = [pattern for reasons in EXPECTED.values() for pattern in reasons]
     unlisted = [name for outcome, name in outcomes if outcome != "PASSED" and not _listed(name, patterns)]
@@ -126,10 +130,58 @@ def _properties(schema: dict[str, Any]) -> dict[str, Any]:
 def test_what_schemathesis_makes_up_is_answered_as_described(tmp_path: Path):
     code, output, num_answered = run_beside_a_server(
         PEERS / "venv/bin/schemathesis", "run", described(tmp_path),
-        *("--url", "{url}", "--seed", "1", "--max-examples", "20", "--request-timeout", "10"),
+        *("--url", f"{SERVER}/v1", "--seed", "1", "--max-examples", "20", "--request-timeout", "10"),
         *("--phases", "examples,coverage,fuzzing", "--suppress-health-check", "all"),
         *("--checks", "not_a_server_error,content_type_conformance,response_schema_conformance"),
         cwd=tmp_path, timeout_s=240,
     )  # fmt: skip
     assert code == 0, output[-4000:]
-    assert num_answered >= 20
+    assert num_answered >= 50
+
+
+LLAMA = PEERS / "llama-cpp/tests"
+# Those that depend neither on its model nor on paths of its own. It refuses two assistants in a row, too, which here is
+# the template's to do.
+MODEL_FREE = (
+    "(invalid_chat_completion_req and not messages7) or mutual_exclusion or "
+    "response_format4 or response_format5 or response_format6 or response_format7"
+)
+
+
+@pytest.mark.skipif(not LLAMA.is_dir(), reason=f"needs llama.cpp's tests of its server in {LLAMA}: make peers")
+def test_llama_cpps_tests_of_what_is_refused_pass(tmp_path: Path):
+    # They ask without /v1.
+    (tmp_path / "under_v1.py").write_text(
+        "import utils\nurl = utils.ServerProcess.make_url\n"
+        "utils.ServerProcess.make_url = lambda self, path, host=None: url(self, '/v1' + path, host)\n"
+    )
+    code, output, num_answered = run_beside_a_server(
+        *(PYTHON, "-m", "pytest", "-q", "-p", "under_v1", "-p", "no:cacheprovider", "-k", MODEL_FREE),
+        "unit/test_chat_completion.py",
+        cwd=LLAMA, timeout_s=100, PYTHONPATH=f"{tmp_path}:{LLAMA}", DEBUG_EXTERNAL="1", PORT="{port}",
+    )  # fmt: skip
+    assert code == 0, output[-3000:]
+    assert "12 passed" in output
+    assert num_answered == 0
+
+
+GUIDELLM = PEERS / "guidellm/bin/guidellm"
+
+
+@pytest.mark.skipif(not GUIDELLM.exists(), reason=f"needs guidellm in {GUIDELLM}: make peers")
+def test_guidellm_measures_streams(tmp_path: Path):
+    prompts = [{"prompt": f"Name {count} rivers.", "output_tokens_count": 8} for count in range(20)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    code, output, num_answered = run_beside_a_server(
+        *(GUIDELLM, "run", "--disable-progress", "--output", "kind=json,path=out.json"),
+        *("--backend", f"kind=openai_http,target={SERVER}", "--profile", "kind=concurrent,streams=2"),
+        *("--constraint", "kind=max_requests,count=16", "--data", "kind=json_file,path=data.jsonl"),
+        cwd=tmp_path, timeout_s=200,
+    )  # fmt: skip
+    assert code == 0, output[-3000:]
+    [benchmark] = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    totals = benchmark["metrics"]["request_totals"]
+    assert (totals["successful"], totals["errored"]) == (16, 0)
+    assert all(one["output"] == "one two" for one in benchmark["requests"]["successful"])
+    assert all(one["output_tokens"] == 3 for one in benchmark["requests"]["successful"])
+    assert num_answered >= 16

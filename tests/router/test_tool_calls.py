@@ -49,6 +49,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [("f", NONE)]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {}}', "", [("f", NONE)]),
     ("hermes", "1 < 2 and <tool_cal", "1 < 2 and <tool_cal", []),
+    ("hermes", "So <tool_call> </tool_call>", "So <tool_call> </tool_call>", []),
     ("hermes", "<tool_call>none</tool_call>", "<tool_call>none</tool_call>", []),
     ("hermes", '<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', []),
     ("hermes", "<tool_call>{nonsense}", "<tool_call>{nonsense}", []),
@@ -62,12 +63,23 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("llama3_json", f"Text {CALL}", f"Text {CALL}", []),
     ("mistral", f"[TOOL_CALLS] [{CALL}, {CALL}]", "", [ONE, ONE]),
     ("mistral", f"Well. [TOOL_CALLS][{CALL}]", "Well.", [ONE]),
+    ("mistral", f"[TOOL_CALLS]weather[ARGS]{json.dumps(ARGUMENTS)}[TOOL_CALLS]f{{}}", "", [ONE, ("f", NONE)]),
+    ("mistral", "[TOOL_CALLS] Hello you", "[TOOL_CALLS] Hello you", []),
+    ("mistral", "[TOOL_CALLS]f[ARG", "[TOOL_CALLS]f[ARG", []),
+    ("hermes", f"<tool_call>{CALL}<tool_call>{CALL}</tool_call>", "", [ONE, ONE]),
     ("mistral", "a [b] c", "a [b] c", []),
     ("json", f"[{CALL}, {CALL}]", "", [ONE, ONE]),
     ("pythonic", "[f(a=1, b='x'), g.h(c=[True, None])]", "", [("f", {"a": 1, "b": "x"}), ("g.h", {"c": [True, None]})]),
+    ("pythonic", "[]", "[]", []),
     ("pythonic", "[1, 2]", "[1, 2]", []),
     ("pythonic", "[f(a=1)", "[f(a=1)", []),
     ("pythonic", "[f(a=__import__('os'))]", "[f(a=__import__('os'))]", []),
+    *(
+        ("pythonic", odd, odd, [])
+        for odd in ("[f(a=b'')]", "[f(a={1})]", "[f(a=1j)]", "[f(a=1e999)]", "[f(**{})]", "[" * 9999)
+    ),
+    ("hermes", '<tool_call>{"name": "f\\u0031", "arguments": {}}</tool_call>', "", [("f1", NONE)]),
+    ("hermes", r'<tool_call>{"name": "f\x", "arguments": {}}', r'<tool_call>{"name": "f\x", "arguments": {}}', []),
     ("pythonic", "I say [f(a=1)]", "I say [f(a=1)]", []),
 ]
 
@@ -86,14 +98,31 @@ def test_it_does_not_matter_where_the_text_is_cut(case: tuple[str, str, str, lis
     assert read(syntax(name).parser(), parts) == (text, calls)
 
 
-@given(st.text(alphabet='[]{}"\\,:; <|>/aetoolcpyhnrgumsn_1', max_size=60))
-def test_whatever_a_model_says_the_parser_ends_and_loses_no_letter(said: str):
+FRAGMENTS = [
+    "[TOOL_CALLS]", "<tool_call>", "</tool_call>", "<|python_tag|>", "[ARGS]", "[TOOL", "<", "f", "x(a=1)", " ", "\n",
+    ";", ",", ":",
+    "{", "}", "[", "]", "\\", '"', '"name"', '"arguments"', "{}", '{"a": 1}', '{"name": "f", "arguments": {"a": 1}}',
+]  # fmt: skip
+
+
+def pieces_of(name: str, parts: list[str]) -> tuple[str, dict[int, list[str]]]:
+    """Text; by call its name and arguments, as they are."""
+    parser = syntax(name).parser()
+    text, calls = "", dict[int, list[str]]()
+    for piece in [piece for part in parts for piece in parser.push(part)] + list(parser.flush()):
+        if piece.call is None:
+            text += piece.text
+        else:
+            calls.setdefault(piece.call, [piece.name or "", ""])[1] += piece.text
+    return text, calls
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join))
+def test_whatever_a_model_says_cuts_change_nothing_and_what_is_no_call_is_text(said: str):
     for name in ("hermes", "llama3_json", "mistral", "json", "pythonic"):
-        for answer in (said, "<tool_call>" + said, "[TOOL_CALLS]" + said):
-            parser = syntax(name).parser()
-            pieces = [piece for char in answer for piece in parser.push(char)] + list(parser.flush())
-            if all(piece.call is None for piece in pieces):
-                assert "".join(piece.text for piece in pieces) == answer
+        text, calls = pieces_of(name, [said])
+        assert pieces_of(name, list(said)) == (text, calls)
+        assert calls or text == said
 
 
 def test_arguments_are_passed_on_before_they_are_whole():
