@@ -27,6 +27,8 @@ class TextOptions:
     cache_salt: str = ""
     # Where the request names none. None: what max_model_len leaves.
     default_max_tokens: int | None = None
+    # Whose request it is; ids of requests are the tenant's own.
+    tenant: str = ""
     # By choice: tokens that the client has from a router that is gone. What comes after them is wanted, and no choice
     # that is not there; none at all: everything is.
     so_far: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -47,6 +49,15 @@ class TextRequest:
     def choices(self) -> Iterable[int]:
         """Those wanted."""
         return self.options.so_far or range(self.params.n)
+
+    def is_same(self, other: TextRequest) -> bool:
+        """Whether it is one request sent twice, whatever of the answer is there already."""
+        return (
+            self.request_id == other.request_id
+            and self.params == other.params
+            and replace(self.options, so_far={}) == replace(other.options, so_far={})
+            and self.prompt_token_ids == other.prompt_token_ids
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,8 @@ class Answer:
         self._first_s = 0.0
         self._latest_s: float | None = None
         self._num_cached_tokens = 0
+        # The latest that was told of it.
+        self._timeline = Timeline()
         self.num_tokens = 0
         self.ended = False
         self._hold(request.options.so_far.get(choice, ()))
@@ -101,6 +114,8 @@ class Answer:
             raise KVFerryError(
                 f"{output.request_id}: token {self.num_tokens} is next, {output.index} came: a gap in the answer; retry"
             )
+        if output.timeline is not None:
+            self._timeline = output.timeline
         token_ids, text = self._show(output)
         self._time(len(token_ids))
         index, self.num_tokens = self.num_tokens, self.num_tokens + len(token_ids)
@@ -121,7 +136,7 @@ class Answer:
             return chunk
         if not stopped:
             chunk = replace(chunk, text=text + self._flush())
-        return self._last(chunk, reason, output.timeline)
+        return self._last(chunk, reason, stopped)
 
     def _hold(self, token_ids: Sequence[int]) -> None:
         """Tokens whose text the client has: what of it was held back is known again. Raises InvalidRequestError."""
@@ -164,9 +179,13 @@ class Answer:
             self._metrics.tokens(count, now_s - self._latest_s)
         self._latest_s = now_s
 
-    def _last(self, chunk: TextChunk, reason: FinishReason, timeline: Timeline | None) -> TextChunk:
+    def _last(self, chunk: TextChunk, reason: FinishReason, stopped: bool) -> TextChunk:
         self.ended = True
         arrived_s, end_s = self._request.arrived_s, self._clock()
+        timeline = self._timeline
+        if stopped:
+            # Its worker has not told the end of it.
+            timeline += Timeline(decode_s=max(0.0, end_s - arrived_s - timeline.total_s))
         num_new = self.num_tokens - self._num_held
         tpot_s = (end_s - self._first_s) / (num_new - 1) if num_new > 1 else 0.0
         num_prompt_tokens = len(self._request.prompt_token_ids)

@@ -29,6 +29,8 @@ class RouterConfig(Strict):
     # Where a copy of its KV is (transfer.resume: replicate), a stream goes on without a hand-off if at most so many of
     # its tokens are missing there.
     short_prefill_tokens: int = Field(default=64, ge=1)
+    # Ended requests that `kvferry trace` still knows.
+    max_traces: int = Field(default=1000, ge=0)
     # Tries in a row that may bring a request no token; the longest wait before the second, which doubles with each.
     max_attempts: int = Field(default=4, ge=1, le=20)
     retry_s: float = Field(default=0.2, gt=0)

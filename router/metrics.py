@@ -119,13 +119,12 @@ class RouterMetrics:
         self._success.labels(self._model_name, reason.value).inc()
         self._prompt_tokens.inc(num_prompt_tokens)
 
-    def times(self, e2e_s: float, tpot_s: float, timeline: Timeline | None) -> None:
+    def times(self, e2e_s: float, tpot_s: float, timeline: Timeline) -> None:
         self._e2e.observe(e2e_s)
         if tpot_s > 0:
             self._tpot.observe(tpot_s)
-        if timeline is not None:
-            for field, histogram in self._phases.items():
-                histogram.observe(getattr(timeline, field))
+        for field, histogram in self._phases.items():
+            histogram.observe(getattr(timeline, field))
 
     def failed(self, error_type: str) -> None:
         self._errors.labels(self._model_name, error_type).inc()

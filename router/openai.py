@@ -14,12 +14,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
 from router.answer import TextChunk, TextRequest
-from router.http_answers import RequestIds, WatchedResponse, add_error_handlers, read_json, retry_headers, send_events
+from router.http_answers import (
+    RequestIds,
+    WatchedResponse,
+    add_error_handlers,
+    read_json,
+    retry_headers,
+    send_events,
+    wants_timeline,
+)
 from router.limits import check_num_answers
 from router.merge import merge
 from router.openai_logprobs import NO_LOGPROBS, LogprobsWanted, Scribe, prompt_logprobs
 from router.openai_schema import ChatBody, CompletionBody
-from router.openai_wire import DONE, ChatShape, Choice, CompletionShape, usage
+from router.openai_wire import DONE, ChatShape, Choice, CompletionShape, explained, usage
 from router.text import TextService
 from workers.request import FinishReason, TokenLogprobs
 from workers.tokenizer import Tokenizer
@@ -44,6 +52,7 @@ class _Job:
     # Nothing is generated, or shown of what is.
     echo_only: bool = False
     wanted: LogprobsWanted = NO_LOGPROBS
+    show_timeline: bool = False
 
     @property
     def num_per_prompt(self) -> int:
@@ -102,6 +111,7 @@ def _add_generation(app: FastAPI, text: TextService) -> None:
         requests = _completion_requests(text, body, request.state.request_id)
         echoes = _echoes(text, body) if body.echo else ()
         job = _Job(requests, shape, body.include_usage, body.n or 1, echoes, body.echo_only, body.wanted())
+        job.show_timeline = wants_timeline(request)
         return _respond(text, job, bool(body.stream))
 
     @app.post("/v1/chat/completions")
@@ -111,6 +121,7 @@ def _add_generation(app: FastAPI, text: TextService) -> None:
         shape = ChatShape(request_id, text.model_name(body.model))
         chat = text.prepare(body.prompt(), body.sampling_params(), request_id, body.options())
         job = _Job([chat], shape, body.include_usage, body.n or 1, wanted=body.wanted())
+        job.show_timeline = wants_timeline(request)
         return _respond(text, job, bool(body.stream))
 
 
@@ -168,7 +179,11 @@ def _respond(text: TextService, job: _Job, stream: bool) -> Response:
                 answers[index].add(chunk)
         for index, answer in enumerate(answers):
             _show_logprobs(answer, index, job, text.tokenizer)
-        return JSONResponse(job.shape.whole(job.best(answers), usage(answers, job.num_per_prompt)))
+        body = job.shape.whole(job.best(answers), usage(answers, job.num_per_prompt))
+        if job.show_timeline:
+            # Of several answers, of the one that took longest.
+            body["kvferry"] = explained(max((one.timeline for one in answers), key=lambda timeline: timeline.total_s))
+        return JSONResponse(body)
 
     async def streamed(send: Send) -> None:
         await send_events(send, _events(text, job))
@@ -198,7 +213,8 @@ async def _events(text: TextService, job: _Job) -> AsyncGenerator[bytes, None]:
                 silent.remove(index)
                 start = pieces[index].start(job.echo(index), job.scored_echo(index, scribe, chunk.prompt_logprobs))
             logprobs = scribe.piece(chunk.logprobs) if scribe and chunk.logprobs else None
-            yield start + pieces[index].event(chunk.text, chunk.finish_reason, logprobs)
+            timeline = chunk.timeline if job.show_timeline else None
+            yield start + pieces[index].event(chunk.text, chunk.finish_reason, logprobs, timeline)
             if chunk.finish_reason is not None:
                 answers[index].add(chunk)
     if job.include_usage:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from router.answer import TextChunk
 from router.openai_logprobs import ChatScribe, CompletionScribe
 from workers.errors import KVFerryError
-from workers.request import FinishReason, TokenLogprobs
+from workers.request import FinishReason, Timeline, TokenLogprobs
 
 DONE = b"data: [DONE]\n\n"
 
@@ -30,6 +30,7 @@ class Choice:
     # What the answer shows of them.
     logprobs: dict[str, Any] | None = None
     prompt_logprobs: list[Any] | None = None
+    timeline: Timeline = field(default_factory=Timeline)
 
     @property
     def mean_logprob(self) -> float:
@@ -44,6 +45,7 @@ class Choice:
         self.num_prompt_tokens = chunk.num_prompt_tokens
         self.num_completion_tokens = chunk.num_completion_tokens
         self.num_cached_tokens = chunk.num_cached_tokens
+        self.timeline = chunk.timeline or self.timeline
 
 
 def error_body(error: KVFerryError) -> dict[str, Any]:
@@ -65,6 +67,11 @@ def usage(choices: Sequence[Choice], num_per_prompt: int) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in firsts)},
     }
+
+
+def explained(timeline: Timeline) -> dict[str, Any]:
+    """What an answer tells beyond OpenAI's, where asked for: seconds of each phase."""
+    return {"timeline": {name: round(seconds, 6) for name, seconds in asdict(timeline).items()}}
 
 
 def event(body: dict[str, Any]) -> bytes:
@@ -147,15 +154,26 @@ class Pieces:
     def start(self, echo: str, logprobs: dict[str, Any] | None) -> bytes:
         """What goes before the first token's event."""
         value = self.opening or (json.dumps(echo) if echo or logprobs else "")
-        return self._event(value, logprobs, None) if value else b""
+        return self._event(value, logprobs, None, self.end) if value else b""
 
-    def event(self, text: str, finish_reason: FinishReason | None, logprobs: dict[str, Any] | None) -> bytes:
-        return self._event(json.dumps(text), logprobs, finish_reason)
+    def event(
+        self,
+        text: str,
+        finish_reason: FinishReason | None,
+        logprobs: dict[str, Any] | None,
+        timeline: Timeline | None = None,
+    ) -> bytes:
+        end = self.end
+        if timeline is not None:
+            end = end.replace("}\n\n", f',"kvferry":{json.dumps(explained(timeline), separators=(",", ":"))}}}\n\n')
+        return self._event(json.dumps(text), logprobs, finish_reason, end)
 
-    def _event(self, value: str, logprobs: dict[str, Any] | None, finish_reason: FinishReason | None) -> bytes:
+    def _event(
+        self, value: str, logprobs: dict[str, Any] | None, finish_reason: FinishReason | None, end: str
+    ) -> bytes:
         scores = json.dumps(logprobs, separators=(",", ":")) if logprobs else "null"
         reason = f'"{finish_reason.value}"' if finish_reason else "null"
-        return f'{self.before}{value}{self.after}{scores},"finish_reason":{reason}{self.end}'.encode()
+        return f'{self.before}{value}{self.after}{scores},"finish_reason":{reason}{end}'.encode()
 
 
 def _end(include_usage: bool) -> str:

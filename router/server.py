@@ -151,7 +151,7 @@ class RouterServer:
 
     async def _start_grpc(self) -> None:
         server = self._network.server()
-        service = RouterService(self.text, self.status, self._router.audit)
+        service = RouterService(self.text, self.status, self._router.audit, self._router.traces)
         router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
         host, port = self._config.host, self._config.grpc_port
         try:

@@ -14,7 +14,7 @@ import xxhash
 from router.answer import Answer, TextChunk, TextOptions, TextRequest
 from router.limits import Limits, check_cache_salt, check_request_id, check_stops
 from router.metrics import RouterMetrics
-from workers.errors import InvalidRequestError, KVFerryError, NotFoundError
+from workers.errors import ConflictError, InvalidRequestError, KVFerryError, NotFoundError
 from workers.request import FinishReason, SamplingParams, TokenOutput, with_seed
 from workers.tokenizer import Tokenizer
 
@@ -39,6 +39,8 @@ class Generator(Protocol):
         so_far: Mapping[int, Sequence[int]] | None = None,
     ) -> AsyncGenerator[TokenOutput, None]: ...
 
+    def end(self, request_id: str, error: KVFerryError) -> None: ...
+
 
 class TextService:
     def __init__(
@@ -55,7 +57,8 @@ class TextService:
         self.max_model_len = max_model_len
         self.metrics = RouterMetrics(self.served_model_names[0])
         self._limits = Limits(max_model_len, vocab_size)
-        self._running: set[str] = set()
+        # By the ids that the router knows them by.
+        self._running: dict[str, TextRequest] = {}
 
     def model_name(self, model: str | None) -> str:
         """The name to answer with; none given means the only model served. NotFoundError for another model's."""
@@ -86,7 +89,8 @@ class TextService:
         self._limits.check_prompt(token_ids, param)
         params = self._limits.complete_params(params, len(token_ids), options.default_max_tokens, param)
         self._limits.check_so_far(options.so_far, params)
-        return TextRequest(request_id, token_ids, with_seed(params, seed_of(request_id)), options, arrived_s)
+        params = with_seed(params, seed_of(request_id, options.tenant))
+        return TextRequest(request_id, token_ids, params, options, arrived_s)
 
     async def complete(
         self, prompt: Prompt, params: SamplingParams, request_id: str, options: TextOptions = NO_OPTIONS
@@ -131,11 +135,11 @@ class TextService:
         yield last
 
     async def _generate(self, request: TextRequest) -> AsyncGenerator[TokenOutput, None]:
-        # Clients may repeat an id while its first use still runs; workers must not see it twice.
         unique = request.request_id
         while unique in self._running:
             unique = f"{request.request_id}.{uuid.uuid4().hex[:8]}"
-        self._running.add(unique)
+        self._take_over(request)
+        self._running[unique] = request
         try:
             options = request.options
             generated = self._router.generate(
@@ -145,7 +149,20 @@ class TextService:
                 async for output in outputs:
                     yield output
         finally:
-            self._running.discard(unique)
+            del self._running[unique]
+
+    def _take_over(self, request: TextRequest) -> None:
+        """A client that sends a request again wants the answer here: nothing works for where it was sent first.
+
+        Another request of the same id is no repetition, and goes on: gateways give one id to all that a user's click
+        brings about.
+        """
+        if request.request_id not in self._running:
+            return
+        for unique, other in self._running.items():
+            if other.is_same(request):
+                error = ConflictError(f"{request.request_id}: the same request came again, and is answered there")
+                self._router.end(unique, error)
 
     def _token_ids(self, prompt: Prompt, param: str) -> Sequence[int]:
         if param == "messages":

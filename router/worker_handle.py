@@ -95,6 +95,10 @@ class WorkerHandle:
         return self._misses < _MAX_MISSES and self._streaming
 
     @property
+    def name(self) -> str:
+        return self.stats.name or self.address
+
+    @property
     def role(self) -> str:
         return self.stats.role
 
@@ -166,6 +170,11 @@ class WorkerHandle:
     async def lost(self, request_id: str) -> KVFerryError:
         """Wait until this request has failed here; why."""
         return await self._outputs[request_id].failure
+
+    def fail(self, request_id: str, error: KVFerryError) -> None:
+        """End what this router waits for of one request here."""
+        if waiting := self._outputs.get(request_id):
+            waiting.fail(error)
 
     def fail_all(self, error: KVFerryError) -> None:
         """Of this router's requests here, all that wait."""
