@@ -41,4 +41,5 @@ SCENARIOS = {
     "E4": "A worker that has not said who it is, or does not know its address yet, counts as not there.",
     "E5": "Ready follows the workers as they come and go.",
     "E6": "A transport that is asked for by name is used, or refused in words.",
+    "E10": "The first token goes out as soon as prefill has it, whatever the hand-off does.",
 }
