@@ -13,6 +13,7 @@ from typing import Protocol
 
 import grpc.aio
 import uvicorn
+from starlette.types import ASGIApp
 
 from protos import router_pb2, router_pb2_grpc
 from router.config import RouterConfig
@@ -162,19 +163,9 @@ class RouterServer:
         self.grpc_port = int(address.rpartition(":")[2])
 
     async def _start_http(self) -> None:
-        listener = _listen(self._config.host, self._config.http_port)
+        listener = listen(self._config.host, self._config.http_port)
         self.http_port = listener.getsockname()[1]
-        self._http = _Server(
-            uvicorn.Config(
-                build_app(self.text, self._pool),
-                http="h11",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=_GRACE_S,
-            )
-        )
+        self._http = server_of(build_app(self.text, self._pool))
         self._serving = asyncio.create_task(self._http.serve(sockets=[listener]))
         answering = asyncio.create_task(self._http.answering.wait())
         await asyncio.wait({self._serving, answering}, return_when=asyncio.FIRST_COMPLETED)
@@ -198,6 +189,20 @@ class _Server(uvicorn.Server):
         yield
 
 
+def server_of(app: ASGIApp) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+    )
+
+
 def _text_service(router: Router, tokenizer: Tokenizer, model: ModelConfig) -> TextService:
     path = resolve_model(model.model)
     architecture = read_architecture(path)
@@ -215,7 +220,7 @@ def _max_model_len(model: ModelConfig, architecture: ArchitectureConfig) -> int:
     return model.max_model_len or limit
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
