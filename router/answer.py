@@ -60,7 +60,8 @@ class TextRequest:
         )
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, for speed: there is one for each token.
+@dataclass(slots=True)
 class TextChunk:
     """Output tokens [index, index + len(token_ids)) and the text that they made sure. From num_prompt_tokens on the
     fields are those of the whole answer, set on the last chunk, which has finish_reason; but for the logprobs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from router.traces import Trace, Try
 from router.worker_handle import WorkerHandle
@@ -72,10 +72,11 @@ class Choice:
     def take(self, output: TokenOutput, one_try: Try) -> TokenOutput:
         """What of it is new; where its time went, if that is told."""
         told = one_try.hear(output)
-        new = _unseen(output, self.request, None if told is None else self.spent + told)
-        self.request.output_token_ids.extend(new.token_ids)
-        self.finished = new.finish_reason is not None
-        return new
+        output.timeline = None if told is None else self.spent + told
+        _leave_unseen(output, self.request)
+        self.request.output_token_ids.extend(output.token_ids)
+        self.finished = output.finish_reason is not None
+        return output
 
 
 def are_one(request: Request, choices: Sequence[Choice]) -> bool:
@@ -87,20 +88,15 @@ def num_tokens_of(choices: Iterable[Choice]) -> int:
     return sum(choice.request.num_output_tokens for choice in choices)
 
 
-def _unseen(output: TokenOutput, request: Request, timeline: Timeline | None) -> TokenOutput:
-    """The output without tokens that are there already. KVFerryError when tokens are missing before it."""
+def _leave_unseen(output: TokenOutput, request: Request) -> None:
+    """Take away tokens that are there already. FrameError when tokens are missing before it."""
     have = request.num_output_tokens
     if output.index > have:
         raise FrameError(f"{request.request_id}: token {have} is next, {output.index} came")
     seen = have - output.index
-    return replace(
-        output,
-        request_id=request.request_id,
-        index=have,
-        timeline=timeline,
-        token_ids=output.token_ids[seen:],
-        logprobs=output.logprobs[seen:],
-    )
+    if seen:
+        output.token_ids, output.logprobs = output.token_ids[seen:], output.logprobs[seen:]
+    output.request_id, output.index = request.request_id, have
 
 
 def _now() -> float:

@@ -236,7 +236,7 @@ class Router:
     async def _token_1(self, request: Request, placement: Placement, grant: worker_pb2.Grant) -> list[TokenOutput]:
         """Of every choice. Raises what ended the hand-off, should the decode worker lose it first."""
         prefill = asyncio.ensure_future(placement.prefill.prefill(request, grant))
-        lost = asyncio.ensure_future(placement.decode.lost(request.request_id))
+        lost = placement.decode.failure_of(request.request_id)
         try:
             await asyncio.wait((prefill, lost), return_when=asyncio.FIRST_COMPLETED)
             if prefill.done():
@@ -244,7 +244,6 @@ class Router:
             raise lost.result()
         finally:
             prefill.cancel()
-            lost.cancel()
 
     def _abort(self, request_id: str, placement: Placement) -> None:
         self._in_background(placement.decode.abort(request_id))

@@ -193,7 +193,7 @@ def server_of(app: ASGIApp) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
-            http="h11",
+            http="httptools",
             ws="none",
             lifespan="off",
             log_config=None,

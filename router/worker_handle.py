@@ -11,9 +11,10 @@ import grpc.aio
 
 from protos import router_pb2, worker_pb2, worker_pb2_grpc
 from router.config import RouterConfig
+from router.outputs import Outputs
 from router.policy import Load
-from workers.errors import BY_NAME, DeadlineError, KVFerryError, UnavailableError
-from workers.request import FinishReason, Request, TokenOutput
+from workers.errors import DeadlineError, KVFerryError, UnavailableError
+from workers.request import Request, TokenOutput
 from workers.rpc import Network, call, close_quietly, error_from_rpc
 from workers.wire import output_from_pb, request_to_pb
 
@@ -27,25 +28,6 @@ STOPPING = "the router is stopping; send the request again"
 # within four.
 _MAX_MISSES = 3
 _RECONNECT_S = 0.1
-
-
-class _Outputs:
-    """What one request has got from the worker, and whether it failed there."""
-
-    def __init__(self) -> None:
-        self.arrived: asyncio.Queue[TokenOutput | KVFerryError] = asyncio.Queue()
-        self.failure: asyncio.Future[KVFerryError] = asyncio.get_running_loop().create_future()
-
-    def put(self, output: TokenOutput) -> None:
-        if output.finish_reason is FinishReason.ERROR:
-            self.fail(BY_NAME.get(output.error_type, KVFerryError)(output.error_message))
-        else:
-            self.arrived.put_nowait(output)
-
-    def fail(self, error: KVFerryError) -> None:
-        self.arrived.put_nowait(error)
-        if not self.failure.done():
-            self.failure.set_result(error)
 
 
 class WorkerHandle:
@@ -64,7 +46,7 @@ class WorkerHandle:
         self._config = config
         self._channel = network.connect(address)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
-        self._outputs: dict[str, _Outputs] = {}
+        self._outputs: dict[str, Outputs] = {}
         # Of those who wait for an answer. Dicts for sets: in order, so that equal seeds give equal runs.
         self._losses: dict[asyncio.Future[KVFerryError], None] = {}
         # Requests that it may still be at work on, since their abort did not reach it.
@@ -140,10 +122,11 @@ class WorkerHandle:
 
     def expect(self, request_id: str) -> None:
         """From now on keep this request's outputs for `outputs`; `forget` ends it."""
-        self._outputs[request_id] = _Outputs()
+        self._outputs[request_id] = Outputs()
 
     def forget(self, request_id: str) -> None:
-        self._outputs.pop(request_id, None)
+        if outputs := self._outputs.pop(request_id, None):
+            outputs.close()
         self.changed.set()
 
     async def outputs(self, request_id: str, choices: Iterable[int]) -> AsyncGenerator[TokenOutput, None]:
@@ -151,25 +134,20 @@ class WorkerHandle:
 
         Raises what ended it on the worker, UnavailableError when that died.
         """
-        arrived = self._outputs[request_id].arrived
+        outputs, silence_s = self._outputs[request_id], self._config.token_timeout_s
+        outputs.limit_silence(silence_s, DeadlineError(f"{self.stats.name}: no token within {silence_s} s"))
         running = set(choices)
         while running:
-            try:
-                async with asyncio.timeout(self._config.token_timeout_s):
-                    output = await arrived.get()
-            except TimeoutError:
-                raise DeadlineError(f"{self.stats.name}: no token within {self._config.token_timeout_s} s") from None
-            if isinstance(output, KVFerryError):
-                raise output
+            output = await outputs.next()
             if output.choice not in running:
                 continue
             if output.finish_reason is not None:
                 running.remove(output.choice)
             yield output
 
-    async def lost(self, request_id: str) -> KVFerryError:
-        """Wait until this request has failed here; why."""
-        return await self._outputs[request_id].failure
+    def failure_of(self, request_id: str) -> asyncio.Future[KVFerryError]:
+        """Done, with the reason, when this request has failed here."""
+        return self._outputs[request_id].failure
 
     def fail(self, request_id: str, error: KVFerryError) -> None:
         """End what this router waits for of one request here."""
@@ -197,7 +175,8 @@ class WorkerHandle:
             raise loss.result()
         finally:
             del self._losses[loss]
-            await close_quietly(asked)
+            if not asked.done():
+                await close_quietly(asked)
 
     async def _while_steps(self, answer: Awaitable[M]) -> M:
         """DeadlineError when the worker takes no step for too long before the answer."""

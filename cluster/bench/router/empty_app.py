@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -31,4 +32,6 @@ def build() -> FastAPI:
 async def _events(count: int) -> AsyncIterator[bytes]:
     for _ in range(count):
         yield _EVENT
+        # Tokens come one after the other: their events go out one by one too.
+        await asyncio.sleep(0)
     yield b"data: [DONE]\n\n"

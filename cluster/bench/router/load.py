@@ -6,8 +6,20 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, field
+from typing import cast
 
+_TIMEOUT_S = 60.0
 _PROMPT = "The quick brown fox jumps over the lazy dog, and then it"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is asked for: so many requests, by so many clients at once, one after the other."""
+
+    num_requests: int
+    num_clients: int
+    max_tokens: int
+    stream: bool
 
 
 @dataclass(slots=True)
@@ -29,8 +41,7 @@ class _Client(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
         self._ask()
 
     def data_received(self, data: bytes) -> None:
@@ -64,13 +75,13 @@ class _Client(asyncio.Protocol):
 
 
 class _Load:
-    def __init__(self, num_requests: int, num_clients: int, request: bytes, stream: bool) -> None:
-        self.stream = stream
+    def __init__(self, shape: Shape, request: bytes) -> None:
+        self.stream = shape.stream
         self.request = request
         self.result = Result(0.0, 0, 0)
         self.ended = asyncio.get_running_loop().create_future()
-        self._left_to_ask = num_requests
-        self._num_clients = num_clients
+        self._left_to_ask = shape.num_requests
+        self._num_clients = shape.num_clients
 
     def wants_more(self) -> bool:
         self._left_to_ask -= 1
@@ -88,16 +99,17 @@ class _Load:
             self.ended.set_result(None)
 
 
-async def load(port: int, *, num_requests: int, num_clients: int, max_tokens: int, stream: bool) -> Result:
-    """`num_clients` connections ask one request after the other, until so many are answered."""
-    body = {"prompt": _PROMPT, "max_tokens": max_tokens, "stream": stream, "ignore_eos": True, "temperature": 0}
-    data = json.dumps(body).encode()
+async def load(port: int, shape: Shape) -> Result:
+    """Every connection is kept until all is answered."""
+    body = {"prompt": _PROMPT, "max_tokens": shape.max_tokens, "stream": shape.stream, "ignore_eos": True}
+    data = json.dumps({**body, "temperature": 0}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
-    asking = _Load(num_requests, num_clients, f"{head}\r\n\r\n".encode() + data, stream)
+    asking = _Load(shape, f"{head}\r\n\r\n".encode() + data)
     loop = asyncio.get_running_loop()
     began_s = time.perf_counter()
-    for _ in range(num_clients):
+    for _ in range(shape.num_clients):
         await loop.create_connection(lambda: _Client(asking), "127.0.0.1", port)
-    await asking.ended
+    async with asyncio.timeout(_TIMEOUT_S):
+        await asking.ended
     asking.result.seconds = time.perf_counter() - began_s
     return asking.result

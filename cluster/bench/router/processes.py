@@ -9,12 +9,13 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 
 from cluster.bench.router import empty_app, stub_workers
 
+T = TypeVar("T")
 Serve = Callable[..., Coroutine[Any, Any, None]]
 
 
@@ -51,8 +52,12 @@ def process(core: int, serve: Serve, *arguments: Any) -> Iterator[Served]:
 
 def _run(core: int, serve: Serve, arguments: tuple[Any, ...], pipe: Connection) -> None:
     os.sched_setaffinity(0, {core})
+    run(serve(*arguments, pipe))
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=_new_loop) as runner:
-        runner.run(serve(*arguments, pipe))
+        return runner.run(main)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
