@@ -124,7 +124,7 @@ def trace(request_id: str, name: str, target: str | None) -> None:
 
     with Client(target or _running_target(name)) as client:
         traces = client.trace(request_id)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 100)
     for one in traces:
         console.print(render_trace.title(one), highlight=False, soft_wrap=True)
         console.print(render_trace.table(one))

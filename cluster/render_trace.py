@@ -11,8 +11,6 @@ from rich.table import Table
 
 from protos import router_pb2
 
-_BAR_WIDTH = 40
-
 
 class _Phase(NamedTuple):
     name: str
@@ -33,16 +31,16 @@ def title(trace: router_pb2.Trace) -> str:
 
 
 def table(trace: router_pb2.Trace) -> Table:
-    shown = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    shown = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", expand=True)
     for name in ("try", "phase", "on"):
         shown.add_column(name, no_wrap=True)
     shown.add_column("ms", justify="right", no_wrap=True)
-    shown.add_column("", width=_BAR_WIDTH)
+    shown.add_column("", ratio=1)
     first = trace.num_tries - len(trace.tries) + 1
     for number, one in enumerate(trace.tries, start=first):
         label = str(number)
         for phase in _phases(one):
-            bar = Bar(max(trace.elapsed_s, 1e-9), phase.began_s, phase.began_s + phase.seconds, width=_BAR_WIDTH)
+            bar = Bar(max(trace.elapsed_s, 1e-9), phase.began_s, phase.began_s + phase.seconds)
             shown.add_row(label, phase.name, phase.on, f"{1000 * phase.seconds:.1f}", bar)
             label = ""
     return shown
