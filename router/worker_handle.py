@@ -175,8 +175,7 @@ class WorkerHandle:
             raise loss.result()
         finally:
             del self._losses[loss]
-            if not asked.done():
-                await close_quietly(asked)
+            await close_quietly(asked)
 
     async def _while_steps(self, answer: Awaitable[M]) -> M:
         """DeadlineError when the worker takes no step for too long before the answer."""

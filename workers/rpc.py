@@ -150,8 +150,11 @@ def add_bytes_stream(
 
 
 async def close_quietly(task: asyncio.Task[Any] | None) -> None:
-    """Cancel a task and wait for its end."""
+    """Cancel a task and wait for its end, whatever that is."""
     if task is None:
+        return
+    if task.done():
+        _ = task.cancelled() or task.exception()
         return
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -7,6 +7,7 @@ CPU second" are of the router's process, all of its threads. The last line is on
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import statistics
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.bench.router.load import Result, Shape, load
-from cluster.bench.router.processes import Served, process, run, serve_empty_app, serve_router, serve_stubs
+from cluster.bench.router.processes import Served, process, serve_empty_app, serve_router, serve_stubs
 from protos import worker_pb2, worker_pb2_grpc
 
 _STEP_S = 0.001
@@ -51,9 +52,9 @@ class Run:
 
 def measure(served: Served, shape: Shape) -> Run:
     # The first requests find everything cold.
-    run(load(served.said, replace(shape, num_requests=shape.num_clients)))
+    asyncio.run(load(served.said, replace(shape, num_requests=shape.num_clients)))
     cpu_s = served.cpu_s()
-    result = run(load(served.said, shape))
+    result = asyncio.run(load(served.said, shape))
     return Run(result, shape.num_requests * shape.max_tokens, served.cpu_s() - cpu_s)
 
 
@@ -127,7 +128,7 @@ def main(requests: int, streams: int, tokens: int, step_ms: float) -> None:
             shape = Shape(max(100, requests * 16 // num_tokens), 32, num_tokens, stream)
             what = f"{name.partition('_')[0]} answers of {num_tokens} tokens"
             report.add_answers(name, what, *compare(served, empty, shape))
-        alone_ms = 1000 * run(prefill_s(stubs.said[0], 200))
+        alone_ms = 1000 * asyncio.run(prefill_s(stubs.said[0], 200))
         first_ms = ttft_ms(served, 200)
         report.add("ttft_ms", "ms to the first byte, p50", first_ms, ttft_ms(empty, 200))
         report.add("ttft_added_ms", "  of these more than the worker's", first_ms - alone_ms, None, "under 3")

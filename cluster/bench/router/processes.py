@@ -9,13 +9,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import Any
 
 import uvicorn
 
 from cluster.bench.router import empty_app, stub_workers
 
-T = TypeVar("T")
 Serve = Callable[..., Coroutine[Any, Any, None]]
 
 
@@ -52,22 +51,7 @@ def process(core: int, serve: Serve, *arguments: Any) -> Iterator[Served]:
 
 def _run(core: int, serve: Serve, arguments: tuple[Any, ...], pipe: Connection) -> None:
     os.sched_setaffinity(0, {core})
-    run(serve(*arguments, pipe))
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    with asyncio.Runner(loop_factory=_new_loop) as runner:
-        return runner.run(main)
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """As Ray makes for an actor: uvloop's, where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
+    asyncio.run(serve(*arguments, pipe))
 
 
 async def serve_stubs(step_s: float, pipe: Connection) -> None:
