@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from protos import router_pb2, router_pb2_grpc
 from router.config import RouterConfig
 from router.grpc_service import RouterService
+from router.http_protocol import HttpProtocol
 from router.openai import build_app
 from router.pool import WorkerPool
 from router.router import Router
@@ -193,7 +194,7 @@ def server_of(app: ASGIApp) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=HttpProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -23,7 +23,9 @@ from cluster.bench.router.load import Result, Shape, load
 from cluster.bench.router.processes import Served, process, serve_empty_app, serve_router, serve_stubs
 from protos import worker_pb2, worker_pb2_grpc
 
-_STEP_S = 0.001
+# Between tokens of an answer, where answers are counted.
+_STEP_S = 0.004
+_NUM_CLIENTS = 128
 _COLUMNS = ("what", "router", "empty app", "ratio", "goal")
 
 
@@ -117,7 +119,7 @@ def main(requests: int, streams: int, tokens: int, step_ms: float) -> None:
     report = Report()
     with (
         process(theirs, serve_stubs, _STEP_S) as stubs,
-        process(ours, serve_empty_app) as empty,
+        process(ours, serve_empty_app, _STEP_S) as empty,
         process(ours, serve_router, stubs.said) as served,
     ):
         for name, num_tokens, stream in (
@@ -125,7 +127,7 @@ def main(requests: int, streams: int, tokens: int, step_ms: float) -> None:
             ("streamed_16", 16, True),
             ("streamed_128", 128, True),
         ):
-            shape = Shape(max(100, requests * 16 // num_tokens), 32, num_tokens, stream)
+            shape = Shape(max(2 * _NUM_CLIENTS, requests * 16 // num_tokens), _NUM_CLIENTS, num_tokens, stream)
             what = f"{name.partition('_')[0]} answers of {num_tokens} tokens"
             report.add_answers(name, what, *compare(served, empty, shape))
         alone_ms = 1000 * asyncio.run(prefill_s(stubs.said[0], 200))

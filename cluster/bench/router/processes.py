@@ -73,14 +73,17 @@ async def serve_router(addresses: list[str], pipe: Connection) -> None:
     await serving.stop()
 
 
-async def serve_empty_app(pipe: Connection) -> None:
+async def serve_empty_app(step_s: float, pipe: Connection) -> None:
     """FastAPI alone, on the router's uvicorn."""
     from router.server import listen, server_of
 
     listener = listen("127.0.0.1", 0)
-    server: uvicorn.Server = server_of(empty_app.build())
+    steps = empty_app.Steps(step_s)
+    stepping = asyncio.create_task(steps.run())
+    server: uvicorn.Server = server_of(empty_app.build(steps))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     pipe.send(listener.getsockname()[1])
     await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
     server.should_exit = True
     await serving
+    stepping.cancel()
