@@ -102,7 +102,8 @@ class WorkerHandle:
         """Token 1 of every choice."""
         message = worker_pb2.PrefillRequest(request=request_to_pb(request), grant=grant)
         answer = call(self._stub.Prefill(message, timeout=self._config.prefill_timeout_s))
-        return [output_from_pb(output) for output in (await self.unless_lost(self._while_steps(answer))).outputs]
+        outputs = (await self.unless_lost(answer, self._config.token_timeout_s)).outputs
+        return [output_from_pb(output) for output in outputs]
 
     async def submit(self, request: Request) -> None:
         message = worker_pb2.SubmitRequest(request=request_to_pb(request), replica_address=request.replica_address)
@@ -163,32 +164,26 @@ class WorkerHandle:
                 loss.set_result(error)
         self.changed.set()
 
-    async def unless_lost(self, answer: Awaitable[M]) -> M:
-        """Raises why the worker is gone, should that be known before the answer."""
+    async def unless_lost(self, answer: Awaitable[M], silence_s: float | None = None) -> M:
+        """Raises why the worker is gone, should that be known before the answer.
+
+        `silence_s`: DeadlineError when it takes no step for so long before the answer.
+        """
         asked = asyncio.ensure_future(answer)
         loss: asyncio.Future[KVFerryError] = asyncio.get_running_loop().create_future()
         self._losses[loss] = None
         try:
-            await asyncio.wait((asked, loss), return_when=asyncio.FIRST_COMPLETED)
+            while not (asked.done() or loss.done()):
+                num_steps = self.stats.num_steps
+                done, _ = await asyncio.wait((asked, loss), timeout=silence_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done and self.stats.num_steps == num_steps:
+                    raise DeadlineError(f"{self.stats.name}: no step within {silence_s} s")
             if asked.done():
                 return asked.result()
             raise loss.result()
         finally:
             del self._losses[loss]
             await close_quietly(asked)
-
-    async def _while_steps(self, answer: Awaitable[M]) -> M:
-        """DeadlineError when the worker takes no step for too long before the answer."""
-        asked = asyncio.ensure_future(answer)
-        try:
-            while not asked.done():
-                num_steps = self.stats.num_steps
-                await asyncio.wait((asked,), timeout=self._config.token_timeout_s)
-                if not asked.done() and self.stats.num_steps == num_steps:
-                    raise DeadlineError(f"{self.stats.name}: no step within {self._config.token_timeout_s} s")
-            return asked.result()
-        finally:
-            asked.cancel()
 
     async def _abort(self, request_ids: Sequence[str]) -> None:
         message = worker_pb2.AbortRequest(router_id=self._router_id, request_ids=request_ids)
