@@ -46,7 +46,7 @@ bench: install
 	$(BIN)/python -m cluster.bench.decode_step
 	$(BIN)/python -m cluster.bench.kv_precision
 
-# What the router costs beside an empty FastAPI app; under a minute.
+# What the router costs beside an empty FastAPI app; a minute.
 bench-router: install
 	$(BIN)/python -m cluster.bench.router
 
