@@ -47,6 +47,8 @@ class ClusterConfig(EngineConfig):
     name: str = "kvferry"
     # Ray's address to join. None: a private Ray that lives and dies with the cluster.
     address: str | None = None
+    # `kvferry up` gives up when a process has not loaded and opened its port within so long.
+    start_timeout_s: float = Field(default=900.0, gt=0)
     router: RouterConfig = RouterConfig()
     transfer: TransferConfig = TransferConfig()
     prefill: RoleConfig = RoleConfig(replicas=1)

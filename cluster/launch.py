@@ -239,12 +239,19 @@ class Cluster:
         return Endpoints(http, grpc)
 
     def _all(self, calls: dict[str, Any]) -> dict[str, Any]:
-        """The results by name, or the first error as soon as it is known."""
+        """The results by name, or the first error as soon as it is known; one of its own after start_timeout_s."""
         pending = {call: name for name, call in calls.items()}
+        limit_s = self._config.start_timeout_s
+        give_up_s = time.monotonic() + limit_s
         results: dict[str, Any] = {}
         while pending:
             if self._stopped():
                 raise AbortedError(_STOPPED)
+            if time.monotonic() > give_up_s:
+                names, log = ", ".join(pending.values()), self.log(next(iter(pending.values())))
+                raise KVFerryError(
+                    f"{names}: not started within start_timeout_s, {limit_s:g} s; raise it, or see {log}"
+                )
             for call in ray.wait(list(pending), timeout=_POLL_S)[0]:
                 name = pending.pop(call)
                 results[name] = self._result(name, call)

@@ -23,6 +23,8 @@ from workers.worker import Worker
 BLOCK_SIZE = 4
 LEASE_S = 10.0
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+# Hand-offs may fill the whole pool; test_grant_room.py gives them less.
+_TRANSFER: dict[str, Any] = {"frame_bytes": 1024, "credits": 2, "lease_s": LEASE_S, "max_grant_blocks": 10_000}
 SEEDED = SamplingParams(temperature=1.0, seed=7, max_tokens=8, ignore_eos=True)
 
 
@@ -53,8 +55,7 @@ def make_config(**settings: Any) -> WorkerConfig:
         "transfer": {},
     }
     merged = defaults | settings
-    transfer: dict[str, Any] = {"frame_bytes": 1024, "credits": 2, "lease_s": LEASE_S} | dict(merged["transfer"])
-    return WorkerConfig(**{**merged, "transfer": TransferConfig(**transfer)})
+    return WorkerConfig(**{**merged, "transfer": TransferConfig(**(_TRANSFER | dict(merged["transfer"])))})
 
 
 def make_engine(step_s: StepTime = step_time, make_scheduler: MakeScheduler = Scheduler, **settings: Any) -> Engine:

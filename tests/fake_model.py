@@ -27,6 +27,8 @@ _PLACES = (np.arange(NUM_LAYERS * 2 * HEAD_DIM, dtype=np.uint64) * np.uint64(131
 class HashRunner:
     """Implements Runner. The pool's words are the bits of float32: [num_layers, 2, num_slots, num_kv_heads=1, 4]."""
 
+    host_pool = None
+
     def __init__(self, config: EngineConfig, fingerprint: str = "hash") -> None:
         assert config.num_gpu_blocks_override is not None
         assert config.max_model_len is not None

@@ -144,6 +144,9 @@ class TransferConfig(Strict):
     rpc_timeout_s: float = Field(default=10.0, gt=0)
     # Hand-offs a decode worker lets wait for KV at once.
     max_num_grants: int = Field(default=64, ge=1)
+    # Blocks of its pool that they may hold, so that they take none from what runs. None: half of the pool, or what
+    # one request of max_model_len and max_num_seqs choices needs where that is more.
+    max_grant_blocks: int | None = Field(default=None, ge=1)
     # How a stream goes on whose decode worker died. recompute: its tokens are computed again. replicate: its KV is
     # copied to another worker as it grows, which then goes on from there.
     resume: Literal["recompute", "replicate"] = "recompute"

@@ -11,10 +11,13 @@ from protos import kv_transfer_pb2 as pb
 from workers.config import TransferConfig
 from workers.engine.engine import Engine
 from workers.errors import DeadlineError, FrameError, KVFerryError, OverloadedError, StaleGrantError
+from workers.grant_room import num_grant_blocks, require_room
 from workers.kv_transfer import frame as frames
 from workers.kv_transfer.base import Grant
-from workers.kv_transfer.frame import Buffer, Frame
+from workers.kv_transfer.frame import Buffer, Digest, Frame
+from workers.kv_transfer.incoming import write_frame
 from workers.kv_transfer.layout import KVLayout
+from workers.kv_transfer.shared_rows import SharedRows
 from workers.kv_transfer.slots import slots_of
 from workers.request import Request, Timeline
 
@@ -48,6 +51,7 @@ class Decode:
         self._layout = layout
         self._incarnation = incarnation
         self._config = config
+        self._max_blocks = num_grant_blocks(config, engine)
         self._on_failure = on_failure
         self._hand_offs: dict[int, HandOff] = {}
         # Ended while a write was under way: their blocks are free when it is over.
@@ -61,18 +65,22 @@ class Decode:
         return [hand_off.request for hand_off in self._quarantined.values()]
 
     def reserve(self, request: Request, address: str) -> Grant:
-        """Take room for the KV of all tokens of `request`. Raises OverloadedError when there is none."""
+        """Take room for the KV of all tokens of `request`.
+
+        Raises OverloadedError when there is none, InvalidRequestError when there never will be.
+        """
+        require_room(request, self._engine, self._max_blocks)
         num_grants = len(self._hand_offs) - len(self._replicas)
         if num_grants >= self._config.max_num_grants:
             raise OverloadedError(f"{num_grants} hand-offs are under way: the most of transfer.max_num_grants")
         try:
-            self._engine.reserve(request)
+            self._engine.reserve(request, self._max_blocks)
         except OverloadedError:
             if not self._replicas:
                 raise
             for replica in self._replicas:
                 self._end(replica)
-            self._engine.reserve(request)
+            self._engine.reserve(request, self._max_blocks)
         return self._grant(request, address).grant
 
     def reserve_replica(self, request: Request, address: str) -> Grant:
@@ -85,7 +93,7 @@ class Decode:
         block_size = self._engine.block_manager.block_size
         del request.prompt_token_ids[request.num_tokens // block_size * block_size :]
         request.num_cached_tokens = 0  # No prompt of a client: neither hit nor miss.
-        self._engine.reserve(request)
+        self._engine.reserve(request, self._max_blocks)
         hand_off = self._grant(request, address)
         hand_off.is_replica = True
         return hand_off.grant
@@ -107,9 +115,9 @@ class Decode:
         hand_off = self._hand_offs[grant.grant_id] = HandOff(grant, request, self._lease(grant.grant_id))
         return hand_off
 
-    async def receive(self, data: Buffer) -> None:
+    async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
         """Verify an encoded frame and put its KV into the blocks of its grant. Raises FrameError, StaleGrantError."""
-        frame, checksum = frames.decode(data)
+        frame, checksum = frames.decode(data, elsewhere)
         hand_off = self._find(frame.grant_id, frame.incarnation)
         self._require_inside(frame, hand_off.grant)
         if any(frame.same_range(other) for other in hand_off.received):
@@ -208,9 +216,10 @@ class Decode:
         slots = slots_of(request.block_table, frame.token_start, frame.token_end, self._layout.block_size)
 
         def verify_and_copy() -> None:
-            # Only what is true touches the pool, where verified KV may lie already under a range that is not.
-            frames.verify(frame, checksum, request.request_id, self._config.checksum)
-            executor.runner.write_kv(slots, frame.layer_start, frame.layer_end, frame.payload)
+            digest = Digest(frame, request.request_id)
+            if not self._config.checksum:
+                digest.require(checksum)
+            write_frame(executor.runner, frame, slots, checksum, digest if self._config.checksum else None)
 
         taken = replace(frame, payload=b"")
         hand_off.received.append(taken)

@@ -21,6 +21,7 @@ from workers.config import Fault, FrameFault, Kill, PauseHeartbeat, RefuseReserv
 from workers.errors import OverloadedError
 from workers.kv_transfer.base import KVReceiver
 from workers.kv_transfer.frame import Buffer
+from workers.kv_transfer.shared_rows import SharedRows
 from workers.rpc import typed_errors
 from workers.services import Border, KVTransferService, WorkerService
 
@@ -105,8 +106,11 @@ class FaultyReceiver:
         self._faults = faults
         self._overtaken = asyncio.Event()
 
-    async def receive(self, data: Buffer) -> None:
+    async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
         self._faults.reach("frame")
+        if elsewhere is not None:
+            # What is damaged here is not to be the sender's pool.
+            data = bytes(data) + bytes(elsewhere)
         fault = self._faults.to_frame()
         match fault and fault.fault:
             case "drop_frame":

@@ -204,7 +204,9 @@ def _load_model(config: WorkerConfig) -> Executor:
         return TensorParallelExecutor(config, _end_process)
     from workers.engine.model_runner import ModelRunner
 
-    return Executor(ModelRunner(config))
+    # Prefill is who sends. Elsewhere the pool is memory of larger pages, which attention reads faster.
+    shares = config.role == "prefill" and config.transfer.transport in ("auto", "shm")
+    return Executor(ModelRunner(config, share_pool=shares))
 
 
 def _end_process(error: KVFerryError) -> None:

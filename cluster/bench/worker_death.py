@@ -173,18 +173,19 @@ async def run(target: str, cases: Sequence[Case]) -> list[Measured]:
         return [await measure(client, case) for case in cases]
 
 
-def main() -> None:
+async def main() -> None:
+    """All on one event loop: gRPC's poller outlives a loop, and complains of each that ends."""
     table = Table("cluster", "signal", "kills", "router knows, s", "next token, s", "serves again, s")
     for name, (config, cases) in CLUSTERS.items():
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "bench.yaml"
             path.write_text(f"name: bench-death\nrouter: {{http_port: 0, grpc_port: 0}}\n{config}\n", encoding="utf-8")
-            cluster = load_config(path).name
-            state = detach(load_config(path), str(path))
+            cluster = load_config(path)
+            state = await asyncio.to_thread(detach, cluster, str(path))
             try:
-                results = asyncio.run(run(state.grpc_endpoint, cases))
+                results = await run(state.grpc_endpoint, cases)
             finally:
-                down(cluster)
+                await asyncio.to_thread(down, cluster.name)
         for case, measured in zip(cases, results, strict=True):
             columns = (measured.known, measured.next_token, measured.serves_again)
             table.add_row(name, f"{case.how.name} {case.role}", str(case.count), *map(spread, columns))
@@ -196,4 +197,4 @@ def spread(seconds: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())

@@ -32,7 +32,7 @@ _STEP_S, _TOKEN_S = 0.029, 0.00005
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class SlotPool:
     """What is the same for both ways. A slot holds the KV of one token; a block is block_size of them."""
 
     num_slots: int = 1 << 17
@@ -84,7 +84,7 @@ def stretch(trace: Sequence[TraceRequest], num_requests: int, seed: int, max_mod
     return fitting[start : start + num_requests]
 
 
-def measure(requests: Sequence[TraceRequest], pool: Pool) -> dict[str, MemoryUse]:
+def measure(requests: Sequence[TraceRequest], pool: SlotPool) -> dict[str, MemoryUse]:
     """Both ways, by name."""
     ways: dict[str, MakeScheduler] = {
         "paged": Scheduler,
@@ -93,7 +93,7 @@ def measure(requests: Sequence[TraceRequest], pool: Pool) -> dict[str, MemoryUse
     return {name: run(_serve(requests, pool, way), limit_s=1e6) for name, way in ways.items()}
 
 
-async def _serve(requests: Sequence[TraceRequest], pool: Pool, make_scheduler: MakeScheduler) -> MemoryUse:
+async def _serve(requests: Sequence[TraceRequest], pool: SlotPool, make_scheduler: MakeScheduler) -> MemoryUse:
     use = MemoryUse()
 
     def step_s(batch: SchedulerOutput) -> float:
@@ -131,7 +131,7 @@ async def _arrive(engine: Engine, requests: Sequence[TraceRequest]) -> None:
 @click.option("--block-size", default=16, show_default=True)
 def main(trace: Path, num_requests: int, seed: int, max_model_len: int, block_size: int) -> None:
     """Waste of KV memory on TRACE, a CSV of Azure's, paged and contiguous."""
-    pool = Pool(max_model_len=max_model_len, block_size=block_size)
+    pool = SlotPool(max_model_len=max_model_len, block_size=block_size)
     requests = stretch(read_azure_trace(trace), num_requests, seed, max_model_len)
     found = measure(requests, pool)
     click.echo(f"{'KV':12}{'waste':>9}{'of it in prefill':>18}{'requests at once':>18}")

@@ -18,6 +18,7 @@ class EmptyRunner:
     block_size: int
     max_model_len: int
     eos_token_ids: frozenset[int] = frozenset()
+    host_pool: None = None
 
     def __post_init__(self) -> None:
         self.layout = KVLayout("empty", 0, 0, 0, self.block_size, "float32")

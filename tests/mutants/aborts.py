@@ -9,6 +9,8 @@ PREFILL = "workers/prefill.py"
 ENGINE = "workers/engine/engine.py"
 SCHEDULER = "workers/engine/scheduler.py"
 ROUTER = "router/router.py"
+QUARANTINE_TESTS = "tests/workers/test_quarantine.py"
+LEASE_TESTS = "tests/workers/test_leases.py"
 DECODE_TESTS = "tests/workers/test_decode.py"
 PREFILL_TESTS = "tests/workers/test_prefill.py"
 ABORT_TESTS = "tests/workers/engine/test_engine_aborts.py"
@@ -66,7 +68,9 @@ ABORTS = (
         DECODE,
         "hand_off.request.hold_blocks = True",
         "pass",
-        (f"{DECODE_TESTS}::test_blocks_under_a_write_are_quarantined_until_it_is_over_and_its_late_bytes_harm_nobody",),
+        (
+            f"{QUARANTINE_TESTS}::test_blocks_under_a_write_are_quarantined_until_it_is_over_and_its_late_bytes_harm_nobody",
+        ),
     ),
     Mutant(
         "a lease ends by its own timer",
@@ -75,7 +79,7 @@ ABORTS = (
         "call_later(self._config.lease_s",
         "call_later(1e6",
         (
-            f"{DECODE_TESTS}::test_a_lease_that_runs_out_frees_the_blocks_on_time_and_tells_the_router",
+            f"{LEASE_TESTS}::test_a_lease_that_runs_out_frees_the_blocks_on_time_and_tells_the_router",
             "tests/workers/test_worker.py::test_grants_that_nobody_uses_run_out_by_themselves_in_a_full_pool",
         ),
     ),
@@ -85,7 +89,7 @@ ABORTS = (
         PREFILL,
         'if reason != "committed":',
         "if False:",
-        (f"{PREFILL_TESTS}::test_a_cancelled_prefill_ends_the_request_and_gives_the_grant_back",),
+        ("tests/workers/test_prefill_aborts.py::test_a_cancelled_prefill_ends_the_request_and_gives_the_grant_back",),
     ),
     Mutant(
         "prefill keeps blocks that are still being sent",
@@ -139,7 +143,7 @@ ABORTS = (
         DECODE,
         "for grant_id in message.grant_ids:",
         "for grant_id in (*message.grant_ids, *self._hand_offs):",
-        (f"{DECODE_TESTS}::test_a_renewed_lease_does_not_keep_others_alive",),
+        (f"{LEASE_TESTS}::test_a_renewed_lease_does_not_keep_others_alive",),
     ),
     Mutant(
         "an abort finds a request between its commit and its batch",

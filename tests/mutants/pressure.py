@@ -15,6 +15,7 @@ ENGINE_TESTS = "tests/workers/engine/test_engine.py"
 PREEMPTION_TESTS = "tests/workers/engine/test_preemption.py"
 ONE_SIDE_TESTS = "tests/workers/test_one_side_ends.py"
 DROPPED_TESTS = "tests/workers/kv_transfer/test_dropped_peers.py"
+ROOM_TESTS = "tests/workers/test_grant_room.py"
 SCHEDULER_TESTS = "tests/workers/engine/test_scheduler.py"
 
 PRESSURE = (
@@ -81,9 +82,36 @@ PRESSURE = (
         "no grant takes the room that a preempted request waits for",
         "D10",
         SCHEDULER,
-        "if any(not r.block_table for r in self.waiting):",
-        "if False:",
-        (f"{SCHEDULER_TESTS}::test_room_is_not_promised_while_a_preempted_request_waits_for_it",),
+        "self._watermark() + self._num_blocks_awaited()",
+        "self._watermark()",
+        (f"{SCHEDULER_TESTS}::test_room_is_not_promised_that_a_preempted_request_waits_for",),
+    ),
+    Mutant(
+        "who waits for a seat only keeps no hand-off from its room",
+        "D10",
+        SCHEDULER,
+        "        blocks = self.block_manager\n        beyond_room",
+        "        blocks = self.block_manager\n"
+        "        if any(not r.block_table for r in self.waiting):\n"
+        "            return False\n"
+        "        beyond_room",
+        (f"{SCHEDULER_TESTS}::test_seats_go_by_order_to_those_that_bring_their_kv_and_those_that_do_not",),
+    ),
+    Mutant(
+        "hand-offs take no more of the pool than their room",
+        "D10",
+        SCHEDULER,
+        "self._num_blocks_awaited(), beyond_room)",
+        "self._num_blocks_awaited())",
+        (f"{ROOM_TESTS}::test_running_requests_grow_into_all_that_is_not_hand_offs_room",),
+    ),
+    Mutant(
+        "a known prefix that runs anyway takes none of hand-offs' room",
+        "D10",
+        "workers/engine/block_manager.py",
+        "sum(self._ref_counts[block_id] == count for block_id, count in Counter(owned).items())",
+        "len(set(owned))",
+        (f"{ROOM_TESTS}::test_a_prefix_counts_once_and_only_while_nothing_else_needs_it",),
     ),
     Mutant(
         "no more frames are in flight than the receiver gave credits for",
@@ -100,9 +128,17 @@ PRESSURE = (
         "while self._shipments:",
         "while False:",
         (
-            f"{PREFILL_TESTS}::test_renewal_keeps_a_prefill_alive_that_takes_many_leases",
+            "tests/workers/test_renewals.py::test_renewal_keeps_a_prefill_alive_that_takes_many_leases",
             f"{ONE_SIDE_TESTS}::test_prompts_that_wait_for_their_turn_for_many_leases_are_all_answered",
         ),
+    ),
+    Mutant(
+        "a rank that never loads is given up",
+        "D3",
+        "workers/engine/rank_process.py",
+        "self._steps.poll(timeout_s)",
+        "self._steps.poll(None)",
+        ("tests/workers/engine/test_tensor_parallel.py::test_a_rank_that_never_loads_is_given_up_in_bounded_time",),
     ),
     Mutant(
         "a call to a peer has a deadline",

@@ -9,6 +9,8 @@ PREFIX_CACHE = "workers/engine/prefix_cache.py"
 FRAME = "workers/kv_transfer/frame.py"
 PEERS = "workers/kv_transfer/peers.py"
 ROUTER = "router/router.py"
+QUARANTINE_TESTS = "tests/workers/test_quarantine.py"
+REFUSED_COMMIT_TESTS = "tests/workers/test_refused_commits.py"
 DECODE_TESTS = "tests/workers/test_decode.py"
 FRAME_TESTS = "tests/workers/kv_transfer/test_frame.py"
 PEERS_TESTS = "tests/workers/kv_transfer/test_peers.py"
@@ -21,14 +23,14 @@ WRONG_OUTPUT = (
         "shared memory that a receiver may still read is not written again",
         "B1",
         "workers/kv_transfer/shm.py",
-        "            segment.close()\n            raise",
-        "            self._idle.append(segment)\n            raise",
+        "                segment.close()\n            raise",
+        "                self._idle.append(segment)\n            raise",
         ("tests/workers/kv_transfer/test_shm.py::test_memory_that_the_receiver_may_still_read_is_never_written_again",),
     ),
     Mutant(
         "a segment is known by its token, not by its file descriptor",
         "B1",
-        "workers/kv_transfer/shm.py",
+        "workers/kv_transfer/segment.py",
         "if whole[:_TOKEN_BYTES] != token:",
         "if False:",
         (
@@ -44,7 +46,7 @@ WRONG_OUTPUT = (
         "if False and (",
         (
             "tests/workers/test_commit.py::test_kv_of_a_commit_that_is_refused_never_enters_the_prefix_cache",
-            f"{DECODE_TESTS}::test_a_commit_without_every_byte_is_refused_frees_the_blocks_and_tells_the_router",
+            f"{REFUSED_COMMIT_TESTS}::test_a_commit_without_every_byte_is_refused_frees_the_blocks_and_tells_the_router",
         ),
     ),
     Mutant(
@@ -98,7 +100,7 @@ WRONG_OUTPUT = (
         "        if False:",
         (
             f"{DECODE_TESTS}::test_frames_that_belong_elsewhere_are_refused",
-            f"{DECODE_TESTS}::test_a_commit_for_another_incarnation_is_refused_and_harms_nothing",
+            f"{REFUSED_COMMIT_TESTS}::test_a_commit_for_another_incarnation_is_refused_and_harms_nothing",
         ),
     ),
     Mutant(
@@ -159,7 +161,9 @@ WRONG_OUTPUT = (
         DECODE,
         "if frame.grant_id not in self._hand_offs:",
         "if False:",
-        (f"{DECODE_TESTS}::test_blocks_under_a_write_are_quarantined_until_it_is_over_and_its_late_bytes_harm_nobody",),
+        (
+            f"{QUARANTINE_TESTS}::test_blocks_under_a_write_are_quarantined_until_it_is_over_and_its_late_bytes_harm_nobody",
+        ),
     ),
     Mutant(
         "a commit of part of the prompt is refused though its sums are right",

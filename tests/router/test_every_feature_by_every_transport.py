@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import cache
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ from workers.request import FinishReason, SamplingParams, TokenLogprobs
 from workers.rpc import GrpcNetwork
 from workers.worker import Worker
 
-TRANSPORTS = ["local", "shm", "grpc", "gloo"]
+NEEDS_NIXL = pytest.mark.skipif(find_spec("nixl") is None, reason="needs NIXL: pip install 'kvferry[nixl]'")
+TRANSPORTS = ["local", "shm", "grpc", "gloo", pytest.param("nixl", marks=NEEDS_NIXL)]
 BLOCK_SIZE = 16
 TEXT = tokenizer().encode(" ".join(questions(8)))
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)

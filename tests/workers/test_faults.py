@@ -12,10 +12,12 @@ from pydantic import TypeAdapter, ValidationError
 from cluster.sim.loop import run
 from tests.factories import GREEDY, SEEDED, SimCluster, prompt_of, sim_cluster
 from tests.fake_model import expected_tokens
+from tests.workers.kv_transfer.unsent import whole
 from workers.config import Fault
 from workers.errors import FrameError, OverloadedError
 from workers.faults import Faults, FaultyReceiver
 from workers.kv_transfer.frame import Buffer
+from workers.kv_transfer.shared_rows import SharedRows
 
 FRAMES = ("drop_frame", "delay_frame", "duplicate_frame", "reorder_frame", "truncate_frame", "corrupt_frame")
 LONG = replace(SEEDED, max_tokens=20)
@@ -37,8 +39,8 @@ class Recorder:
     def __init__(self) -> None:
         self.received: list[bytes] = []
 
-    async def receive(self, data: Buffer) -> None:
-        self.received.append(bytes(data))
+    async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+        self.received.append(whole(data, elsewhere))
 
 
 async def receive(frames: list[bytes], *faults: dict[str, object]) -> list[bytes]:

@@ -9,19 +9,18 @@ import pytest
 
 from cluster.sim.loop import virtual_loop
 from cluster.sim.network import corrupt, delay, drop, duplicate
-from tests.factories import BLOCK_SIZE, GREEDY, LEASE_S, SEEDED, in_use, make_request, prompt_of
+from tests.factories import BLOCK_SIZE, GREEDY, SEEDED, in_use, make_request, prompt_of
 from tests.fake_model import expected_tokens
 from tests.workers.pair import Pair, on_pair
 from workers.errors import (
-    AbortedError,
     DeadlineError,
     FrameError,
-    KVFerryError,
     LayoutMismatchError,
     StaleGrantError,
     UnavailableError,
 )
 from workers.kv_transfer.frame import Buffer
+from workers.kv_transfer.shared_rows import SharedRows
 from workers.request import FinishReason
 
 LENGTHS = [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 15, 16, 17, 33, 100]
@@ -107,54 +106,6 @@ def test_a_resumed_request_is_handed_over_with_the_tokens_it_has():
     on_pair(script)
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.0003, 0.001, 0.004, 0.0065, 0.008, 0.015, 0.03, 0.05, 0.08])
-@pytest.mark.parametrize("at", ["prefill", "decode", "both"])
-def test_an_abort_at_any_moment_frees_both_sides(after_s, at):
-    async def script(pair: Pair) -> None:
-        answering = asyncio.create_task(pair.answer(make_request(40, replace(GREEDY, max_tokens=4))))
-        await asyncio.sleep(after_s)
-        for worker in (pair.prefill, pair.decode):
-            if at in ("both", "prefill" if worker is pair.prefill else "decode"):
-                worker.abort("r")
-        await asyncio.wait([answering], timeout=1.0)
-        answering.cancel()
-        await asyncio.gather(answering, return_exceptions=True)
-        await pair.until_idle(within_s=LEASE_S / 2)
-
-    on_pair(script)
-
-
-def test_an_abort_in_the_very_turn_of_the_loop_in_which_prefill_began_frees_both_sides():
-    async def script(pair: Pair) -> None:
-        # Connected already, so that nothing in prefill's way waits.
-        await pair.answer(make_request(4, request_id="earlier"))
-        grant = pair.reserve(request := make_request(40))
-        prefilling = asyncio.create_task(pair.prefill.prefill(request, grant))
-        asyncio.get_running_loop().call_soon(pair.prefill.abort, "r")
-        with pytest.raises(AbortedError):
-            await asyncio.wait_for(prefilling, 5.0)
-        await pair.until_idle()
-
-    on_pair(script)
-
-
-@pytest.mark.parametrize("after_s", [0.0, 0.0003, 0.001, 0.004, 0.0065, 0.02])
-def test_a_cancelled_prefill_ends_the_request_and_gives_the_grant_back(after_s):
-    async def script(pair: Pair) -> None:
-        await pair.answer(make_request(4, request_id="earlier"))
-        prefilling = asyncio.create_task(pair.hand_over(make_request(60)))
-        await asyncio.sleep(after_s)
-        prefilling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await prefilling
-        assert not pair.prefill.engine.requests
-        await pair.until_idle()
-        # It does not go on to the prompt's end.
-        assert pair.prefill.engine.num_prompt_tokens_computed < 4 + 60
-
-    on_pair(script)
-
-
 @pytest.mark.parametrize("at", [0, 5, 30, 60, -1])
 def test_a_frame_damaged_on_its_way_ends_the_hand_off_before_any_token_that_depends_on_it(at):
     async def script(pair: Pair) -> None:
@@ -223,11 +174,11 @@ def test_no_more_frames_are_in_flight_than_credits_were_given(credits):
     async def script(pair: Pair) -> None:
         receive, in_flight = pair.decode.decode.receive, [0, 0]
 
-        async def count(data: Buffer) -> None:
+        async def count(data: Buffer, elsewhere: SharedRows | None = None) -> None:
             in_flight[0] += 1
             in_flight[1] = max(in_flight)
             await asyncio.sleep(0.05)
-            await receive(data)
+            await receive(data, elsewhere)
             in_flight[0] -= 1
 
         pair.decode.decode.receive = count  # type: ignore[method-assign]
@@ -237,46 +188,6 @@ def test_no_more_frames_are_in_flight_than_credits_were_given(credits):
         assert in_flight == [0, credits]
 
     on_pair(script, transfer={"credits": credits})
-
-
-def test_renewal_keeps_a_prefill_alive_that_takes_many_leases():
-    async def script(pair: Pair) -> None:
-        request = make_request(100)
-        answer = await pair.answer(request)
-        assert virtual_loop().time() > 3 * LEASE_S
-        assert answer == expected_tokens(request.prompt_token_ids, GREEDY)
-
-    on_pair(script, step_s=lambda batch: LEASE_S / 2)
-
-
-def test_a_lost_lease_ends_the_prefill():
-    async def script(pair: Pair) -> None:
-        hook = pair.network.fault("Renew", drop)
-        # The steps in which its prompt has no part let the grant's time run out.
-        prefilling = asyncio.create_task(pair.hand_over(make_request(100)))
-        await pair.until(lambda: pair.outputs.get("r"))
-        assert pair.outputs["r"][0].error_type == "DeadlineError"
-        hook.remove()
-        with pytest.raises(StaleGrantError):
-            await prefilling
-
-    on_pair(script, idle_within_s=5.0, step_s=lambda batch: 4.0)
-
-
-def test_a_peer_that_answers_no_renewal_does_not_cost_others_their_leases():
-    async def script(pair: Pair) -> None:
-        silent, healthy = pair.workers[1:]
-        requests = [make_request(prompt_of(60, seed), request_id=f"r{seed}") for seed in range(2)]
-        first = asyncio.create_task(pair.hand_over(requests[0], silent))
-        second = asyncio.create_task(pair.hand_over(requests[1], healthy))
-        await asyncio.sleep(1.0)
-        pair.network.fault("Renew", drop, to=silent.address)
-        assert (await second).token_ids == (expected_tokens(requests[1].prompt_token_ids, GREEDY)[0],)
-        await pair.until(lambda: any(o.finish_reason is FinishReason.LENGTH for o in pair.outputs.get("r1", ())))
-        with pytest.raises(KVFerryError):
-            await first
-
-    on_pair(script, num_decode=2, idle_within_s=6.0, step_s=lambda batch: 5.0)
 
 
 def test_a_decode_worker_that_dies_ends_the_hand_off_at_once():

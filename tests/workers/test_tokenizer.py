@@ -3,22 +3,17 @@ from __future__ import annotations
 import functools
 import json
 import re
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from workers.detokenizer import Detokenizer
 from workers.errors import ConfigError, InvalidRequestError
 from workers.models.resolve import resolve_model
 from workers.tokenizer import Tokenizer, load_tokenizer
-from workers.tokenizer_sources import TokenizerSource
 
 PROMPTS = Path(__file__).parents[3] / "shared/data/prompts"
 TRICKY = [
@@ -191,130 +186,6 @@ def test_a_broken_folder_is_refused(files: dict[str, str | None], reason: str, f
         load_tokenizer(tmp_path)
 
 
-def gguf(pairs: dict[str, Any]) -> bytes:
-    """A header with these pairs and no tensors."""
-
-    def string(text: str) -> bytes:
-        return struct.pack("<Q", len(text.encode())) + text.encode()
-
-    def value(item: Any) -> tuple[int, bytes]:
-        match item:
-            case bool():
-                return 7, struct.pack("<?", item)
-            case int():
-                return 4, struct.pack("<I", item)
-            case str():
-                return 8, string(item)
-        kind = value(item[0])[0]
-        return 9, struct.pack("<IQ", kind, len(item)) + b"".join(value(one)[1] for one in item)
-
-    body = b"".join(string(key) + struct.pack("<I", value(item)[0]) + value(item)[1] for key, item in pairs.items())
-    return struct.pack("<4sIQQ", b"GGUF", 3, 0, len(pairs)) + body
-
-
-def small_gguf(**changes: Any) -> bytes:
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pairs = {
-        "general.tags": ["skipped", "strings"],
-        "general.sizes": [1, 2, 3],
-        "model": "gpt2",
-        "pre": "gpt-2",
-        "tokens": [*letters, "12", "<s>", "<tool>", "Ġa"],
-        "token_type": [1] * 257 + [3, 4, 1],
-        "merges": ["1 2", "Ġ a"],
-        "bos_token_id": 257,
-        "eos_token_id": 257,
-        "add_bos_token": True,
-    } | changes
-    return gguf({key if "." in key else f"tokenizer.ggml.{key}": v for key, v in pairs.items() if v is not None})
-
-
-def load_bytes(data: bytes, tmp_path: Path) -> Tokenizer:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(data)
-    return load_tokenizer(path)
-
-
-def test_gguf_special_tokens_and_bos(tmp_path: Path):
-    tokenizer = load_bytes(small_gguf(), tmp_path)
-    assert tokenizer.encode(" a<s><tool>12") == [257, 259, 257, 258, 256]
-    assert tokenizer.encode(" a", add_special_tokens=False) == [259]
-    assert tokenizer.decode([257, 259, 258]) == " a<tool>"
-    assert tokenizer.decode([257, 259, 258], skip_special_tokens=False) == "<s> a<tool>"
-    assert not tokenizer.has_chat_template
-
-
-@pytest.mark.parametrize(("pre", "joined"), [("gpt-2", True), ("llama-bpe", True), ("qwen2", False), ("smollm", False)])
-def test_pre_tokenizers_split_digits_as_published(pre: str, joined: bool, tmp_path: Path):
-    assert len(load_bytes(small_gguf(pre=pre, add_bos_token=False), tmp_path).encode("12")) == (1 if joined else 2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"pre": "made-up"}, "unknown tokenizer.ggml.pre 'made-up'"),
-        ({"model": "llama"}, "tokenizer.ggml.model is 'llama'"),
-        ({"merges": None}, "no tokenizer.ggml.merges"),
-        ({"bos_token_id": None}, "no tokenizer.ggml.bos_token_id"),
-    ],
-)
-def test_unknown_gguf_tokenizers_are_refused(changes: dict[str, Any], reason: str, tmp_path: Path):
-    with pytest.raises(ConfigError, match=reason):
-        load_bytes(small_gguf(**changes), tmp_path)
-
-
-@pytest.mark.parametrize("data", [b"", b"GGUF", b"PK\3\4" * 20, small_gguf()[:-9], small_gguf()[:200]])
-def test_a_damaged_gguf_is_refused(data: bytes, tmp_path: Path):
-    with pytest.raises(ConfigError, match="not a readable GGUF file"):
-        load_bytes(data, tmp_path)
-
-
 def test_a_path_that_is_not_there_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="does not exist"):
         load_tokenizer(tmp_path / "no")
-
-
-def sentencepiece() -> Tokenizer:
-    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁": 256, "▁a": 257, "b": 258, "é": 259}
-    backend = Backend(BPE(vocab=vocab, merges=[("▁", "a")] if "a" in vocab else [], byte_fallback=True))
-    return Tokenizer(TokenizerSource(backend, byte_level=False, max_token_chars=6, strip_leading_space=True))
-
-
-def pieces(tokenizer: Tokenizer, ids: list[int], **how: bool) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, **how)
-    return [*(detokenizer.push([token_id]) for token_id in ids), detokenizer.flush()]
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.integers(0, 49151), max_size=40), st.booleans())
-def test_pieces_of_any_ids_make_decode(ids: list[int], skip: bool):
-    whole = "".join(pieces(smollm(), ids, skip_special_tokens=skip))
-    assert whole == smollm().decode(ids, skip_special_tokens=skip)
-    assert whole == smollm()._backend.decode(ids, skip_special_tokens=skip)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.text(alphabet=st.characters(exclude_categories=["Cs", "Cn", "Co", "Cc"]), max_size=30), st.sampled_from(TRICKY)
-)
-# SmolLM2 has no tokens for some bytes: a few control characters, and F1 and F2, which start U+40000 and up.
-def test_pieces_of_text_are_the_text_in_whole_characters(text: str, tricky: str):
-    ids = smollm().encode(text + tricky)
-    parts = pieces(smollm(), ids, skip_special_tokens=False)
-    assert "".join(parts) == smollm().decode(ids, skip_special_tokens=False) == text + tricky
-    assert "\ufffd" in text or not any("\ufffd" in part for part in parts)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 259), max_size=30))
-def test_pieces_of_sentencepiece_ids_make_decode(ids: list[int]):
-    tokenizer = sentencepiece()
-    assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
-
-
-def test_sentencepiece_spaces_and_bytes():
-    assert sentencepiece().decode([257, 257, 258, 0xF0, 0x9F, 0x98, 0x80, 259]) == "a ab😀é"
-
-
-def test_ids_past_the_vocabulary_say_nothing():
-    assert smollm().decode([60000, *smollm().encode("hi")]) == "hi"

@@ -34,8 +34,8 @@ class NoKVCache(Scheduler):
         self._sampled = [r for r in self.running if r.request_id in sampled]
         return output
 
-    def _take_blocks(self, request: Request, found: list[int], num_tokens: int, num_more: int = 0) -> bool:
-        return super()._take_blocks(request, [], num_tokens, num_more)
+    def _take_blocks(self, request: Request, found: list[int], num_blocks: int, left: int) -> bool:
+        return super()._take_blocks(request, [], num_blocks, left)
 
 
 class ContiguousKV(Scheduler):
@@ -49,14 +49,14 @@ class ContiguousKV(Scheduler):
         self, config: SchedulerConfig, block_manager: BlockManager, prefix_cache: PrefixCache, *, max_model_len: int
     ) -> None:
         super().__init__(config, block_manager, prefix_cache)
-        self._max_model_len = max_model_len
+        self._num_blocks = block_manager.blocks_for(max_model_len)
 
     def _watermark(self) -> int:
         """Nothing grows."""
         return 0
 
-    def _take_blocks(self, request: Request, found: list[int], num_tokens: int, num_more: int = 0) -> bool:
-        return super()._take_blocks(request, [], max(num_tokens, self._max_model_len), num_more)
+    def _take_blocks(self, request: Request, found: list[int], num_blocks: int, left: int) -> bool:
+        return super()._take_blocks(request, [], max(num_blocks, self._num_blocks), left)
 
 
 class StaticBatching(Scheduler):

@@ -53,6 +53,10 @@ class BlockManager:
         kept = sum(block_id in self._cached for block_id in keeping)
         return num_blocks + watermark <= len(self._free) + len(self._cached) - kept
 
+    def num_owned_only_by(self, owned: Iterable[int]) -> int:
+        """Blocks that have no other owners than those of `owned`, where each block is once for each of them."""
+        return sum(self._ref_counts[block_id] == count for block_id, count in Counter(owned).items())
+
     def allocate(self, num_blocks: int) -> list[int]:
         """Take `num_blocks` ids. Raises OverloadedError, taking none, when there are not as many."""
         if not self.can_allocate(num_blocks):

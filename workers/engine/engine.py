@@ -55,16 +55,17 @@ class Engine:
         self.scheduler.add(request)
         self._work.set()
 
-    def reserve(self, request: Request) -> None:
+    def reserve(self, request: Request, max_blocks: int) -> None:
         """Take room for a request whose KV comes from another worker, from num_computed_tokens on.
 
-        Raises OverloadedError when there is none.
+        All such requests together hold `max_blocks` at most. Raises OverloadedError when there is no room.
         """
-        if not self.scheduler.try_reserve(request):
+        if not self.scheduler.try_reserve(request, max_blocks):
             blocks = self.block_manager
             raise OverloadedError(
                 f"no room for the KV of {request.num_tokens} tokens: {blocks.num_free + blocks.num_cached} of "
-                f"{blocks.num_blocks} blocks can be taken"
+                f"{blocks.num_blocks} blocks can be taken, and hand-offs under way hold {self.num_blocks_reserved} of "
+                f"{max_blocks} (transfer.max_grant_blocks)"
             )
         self._arrive(request)
 
@@ -154,9 +155,7 @@ class Engine:
 
     @property
     def num_blocks_reserved(self) -> int:
-        """Blocks that only requests waiting for KV have."""
-        reserved = {b for r in self.scheduler.waiting_for_kv.values() for b in r.block_table}
-        return len(reserved - self.blocks_in_use())
+        return self.scheduler.num_blocks_reserved
 
     @property
     def num_queued_tokens(self) -> int:

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 from workers.engine.scheduler import SchedulerOutput
 from workers.errors import KVFerryError
 from workers.kv_transfer.layout import KVLayout
+from workers.kv_transfer.shared_rows import SharedRows
 from workers.kv_transfer.slots import Slots
 from workers.request import TokenLogprobs
 
@@ -34,6 +35,23 @@ class StepResult:
     error: KVFerryError | None = None
 
 
+class HostPool(Protocol):
+    """KV in this process's own memory."""
+
+    def locate(self, slots: Slots, layer_start: int, layer_end: int) -> SharedRows | None:
+        """Where the KV that Runner.read_kv copies lies, for others to read; None: where they cannot."""
+
+    def pull(
+        self,
+        slots: Slots,
+        layer_start: int,
+        layer_end: int,
+        rows: SharedRows,
+        seen: Callable[[memoryview], object] | None = None,
+    ) -> None:
+        """As Runner.write_kv, out of another pool. `seen` gets the payload in order and in pieces, each gone after."""
+
+
 class Runner(Protocol):
     """A model and its KV pool, synchronous. Threads may call its methods at once, on different blocks."""
 
@@ -41,6 +59,10 @@ class Runner(Protocol):
     num_blocks: int
     max_model_len: int
     eos_token_ids: frozenset[int]
+
+    @property
+    def host_pool(self) -> HostPool | None:
+        """None: its KV is not in memory, or not in this process's."""
 
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
         """Do the step's copies, then compute it; one result for each request, in their order."""

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from workers.config import CacheConfig
 from workers.engine.executor import Buffer
 from workers.errors import ConfigError, FrameError
 from workers.kv_transfer.layout import KVLayout
+from workers.kv_transfer.rows import Bytes, Rows, copy_rows, pieces_of
+from workers.kv_transfer.segment import Segment
+from workers.kv_transfer.shared_rows import SharedRows, flat_rows, split_rows
 from workers.kv_transfer.slots import Slots
 from workers.layers.kv_codec import POOL_DTYPES, cast, pool_width
-
-Index = npt.NDArray[np.int64]
 
 
 class KVPool:
@@ -27,19 +29,24 @@ class KVPool:
     beside each other on different blocks.
     """
 
-    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
-        if device.type == "cpu":
-            _require_memory(num_blocks * layout.block_size * layout.token_bytes)
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device, shared: bool = False) -> None:
+        """`shared`: other processes of this host may read it where it lies; of memory, not of a GPU's."""
         dtype = POOL_DTYPES[layout.dtype]
         width = pool_width(dtype, layout.head_dim)
-        self.tensor = _zeros(
-            (layout.num_layers, 2, num_blocks, layout.block_size, layout.num_kv_heads, width), dtype, device
-        )
+        shape = (layout.num_layers, 2, num_blocks, layout.block_size, layout.num_kv_heads, width)
         self._layout = layout
-        # Half words hold the bits of any width, by token and by block: [num_layers, 2, slots or blocks, half words].
-        half_words = self.tensor.view(torch.int16)
-        self._by_slot = half_words.view(layout.num_layers, 2, num_blocks * layout.block_size, -1)
-        self._by_block = half_words.view(layout.num_layers, 2, num_blocks, -1)
+        self._num_slots = num_blocks * layout.block_size
+        self._segment: Segment | None = None
+        if device.type != "cpu":
+            self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+            return
+        num_bytes = self._num_slots * layout.token_bytes
+        _require_memory(num_bytes)
+        self._memory = _zeros(num_bytes)
+        if shared and num_bytes:
+            self._segment = Segment(num_bytes)
+            self._memory = np.frombuffer(self._segment.memory, np.uint8)
+        self.tensor = torch.from_numpy(self._memory).view(dtype).view(shape)
 
     @torch.inference_mode()
     def read(self, slots: Slots, layer_start: int, layer_end: int, room: memoryview, dtype: str | None = None) -> None:
@@ -49,21 +56,70 @@ class KVPool:
         """
         layout = replace(self._layout, dtype=dtype or self._layout.dtype)
         require_size(room, layout, layer_end - layer_start, len(slots))
-        if layout == self._layout:
-            rows, index = self._rows(slots)
-            _gather(rows[layer_start:layer_end], index, room)
+        if layout == self._layout and self.tensor.device.type == "cpu":
+            row_tokens, index = self._rows(slots)
+            of = self._flat(index, row_tokens, layer_start, layer_end)
+            copy_rows(np.frombuffer(room, np.uint8), np.arange(len(of)), self._memory, of, self._row_bytes(row_tokens))
         else:
-            places = torch.from_numpy(np.asarray(slots, np.int64)).to(self.tensor.device)
-            kept = self.tensor[layer_start:layer_end].flatten(2, 3).index_select(2, places)
-            numbers = cast(kept, POOL_DTYPES[layout.dtype]).view(torch.int16)
-            torch.frombuffer(room, dtype=torch.int16).copy_(numbers.flatten())
+            kept = self._by_slot(layer_start, layer_end).index_select(2, self._index(slots))
+            numbers = kept if layout == self._layout else cast(kept, POOL_DTYPES[layout.dtype])
+            torch.frombuffer(room, dtype=torch.int16).copy_(numbers.view(torch.int16).flatten())
 
     @torch.inference_mode()
     def write(self, slots: Slots, layer_start: int, layer_end: int, payload: Buffer) -> None:
         """Put what `read` gave elsewhere into `slots`. FrameError when its size is another one."""
         require_size(payload, self._layout, layer_end - layer_start, len(slots))
-        rows, index = self._rows(slots)
-        _scatter(rows[layer_start:layer_end], index, payload)
+        given = np.frombuffer(payload, np.uint8)
+        if self.tensor.device.type == "cpu":
+            row_tokens, index = self._rows(slots)
+            to = self._flat(index, row_tokens, layer_start, layer_end)
+            copy_rows(self._memory, to, given, np.arange(len(to)), self._row_bytes(row_tokens))
+        else:
+            target = self._by_slot(layer_start, layer_end)
+            numbers = torch.from_numpy(given.copy()).to(target.device).view(target.dtype)
+            target.index_copy_(2, self._index(slots), numbers.view(*target.shape[:2], len(slots), *target.shape[3:]))
+
+    def locate(self, slots: Slots, layer_start: int, layer_end: int) -> SharedRows | None:
+        """Where the KV that `read` copies lies, for others to read; None: where they cannot."""
+        if self._segment is None:
+            return None
+        row_tokens, index = self._rows(slots)
+        return SharedRows(
+            self._segment.place,
+            self._segment.memory,
+            first_plane=2 * layer_start,
+            num_planes=2 * (layer_end - layer_start),
+            plane_rows=self._num_slots // row_tokens,
+            row_bytes=self._row_bytes(row_tokens),
+            row_tokens=row_tokens,
+            index=index,
+        )
+
+    def pull(
+        self,
+        slots: Slots,
+        layer_start: int,
+        layer_end: int,
+        rows: SharedRows,
+        seen: Callable[[memoryview], object] | None = None,
+    ) -> None:
+        """As `write`, out of another pool. `seen` gets the payload in order and in pieces, each gone after the call."""
+        require_size(rows, self._layout, layer_end - layer_start, len(slots))
+        if rows.row_bytes != self._row_bytes(rows.row_tokens):
+            raise FrameError(f"{rows.row_tokens} tokens of K or V are {rows.row_bytes} bytes at the sender")
+        own_tokens, index = self._rows(slots)
+        row_tokens = math.gcd(own_tokens, rows.row_tokens)
+        row_bytes = self._row_bytes(row_tokens)
+        to = self._flat(split_rows(index, own_tokens // row_tokens), row_tokens, layer_start, layer_end)
+        of = rows.rows(row_tokens)
+        if seen is None:
+            copy_rows(self._memory, to, rows.source, of, row_bytes)
+            return
+        in_order = np.arange(len(of))
+        for start, piece in pieces_of(rows.source, of, row_bytes):
+            seen(piece.data)
+            num_rows = len(piece) // row_bytes
+            copy_rows(self._memory, to[start : start + num_rows], piece, in_order[:num_rows], row_bytes)
 
     @torch.inference_mode()
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
@@ -71,56 +127,31 @@ class KVPool:
         sources, targets = self._index([s for s, _ in blocks]), self._index([t for _, t in blocks])
         self.tensor.index_copy_(2, targets, self.tensor.index_select(2, sources))
 
-    def _index(self, blocks: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(blocks, dtype=torch.int64, device=self.tensor.device)
+    def _index(self, places: Slots) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(places, np.int64)).to(self.tensor.device)
 
-    def _rows(self, slots: Slots) -> tuple[torch.Tensor, Index]:
-        """The KV by block where `slots` are whole blocks, which are longer runs of memory, else by token; and which."""
+    def _by_slot(self, layer_start: int, layer_end: int) -> torch.Tensor:
+        """[layers, 2, num_slots, num_kv_heads, pool_width]"""
+        return self.tensor[layer_start:layer_end].flatten(2, 3)
+
+    def _rows(self, slots: Slots) -> tuple[int, Rows]:
+        """How many tokens a row has, a block's where `slots` are whole blocks, else one; and which rows they are."""
         index = np.asarray(slots, np.int64)
         size = self._layout.block_size
         blocks = index[::size] // size
-        whole = (blocks[:, None] * size + np.arange(size)).reshape(-1)
-        return (self._by_block, blocks) if np.array_equal(whole, index) else (self._by_slot, index)
+        return (size, blocks) if np.array_equal(split_rows(blocks, size), index) else (1, index)
+
+    def _flat(self, index: Rows, row_tokens: int, layer_start: int, layer_end: int) -> Rows:
+        return flat_rows(2 * layer_start, 2 * (layer_end - layer_start), self._num_slots // row_tokens, index)
+
+    def _row_bytes(self, row_tokens: int) -> int:
+        return row_tokens * self._layout.token_bytes_per_layer // 2
 
 
-def _gather(rows: torch.Tensor, index: Index, room: memoryview) -> None:
-    """Copy rows[:, :, index] to `room`."""
-    if rows.device.type != "cpu":
-        found = rows.index_select(2, torch.from_numpy(index).to(rows.device))
-        torch.frombuffer(room, dtype=rows.dtype).copy_(found.flatten())
-        return
-    assert index.min() >= 0, "a slot outside the pool"
-    assert index.max() < rows.shape[2], "a slot outside the pool"
-    whole = _whole_rows(rows.numpy())
-    # numpy copies row by row as memory, several times faster than torch copies elements, and lets other threads run.
-    # "clip" since "raise" would go by way of another buffer.
-    np.take(whole, index, axis=2, out=_as_rows(room, whole, len(index)), mode="clip")
-
-
-def _scatter(rows: torch.Tensor, index: Index, payload: Buffer) -> None:
-    """Set rows[:, :, index] to `payload`, which may be read-only."""
-    if rows.device.type != "cpu":
-        given = torch.from_numpy(np.frombuffer(payload, np.int16).copy()).to(rows.device)
-        rows.index_copy_(2, torch.from_numpy(index).to(rows.device), given.view(*rows.shape[:2], len(index), -1))
-        return
-    whole = _whole_rows(rows.numpy())
-    whole[:, :, index] = _as_rows(payload, whole, len(index))
-
-
-def _whole_rows(words: npt.NDArray[np.int16]) -> npt.NDArray[np.void]:
-    """[layers, 2, rows, half words] as [layers, 2, rows], each of them one piece of memory."""
-    rows: npt.NDArray[np.void] = words.view(f"V{words.shape[-1] * words.itemsize}")[..., 0]
-    return rows
-
-
-def _as_rows(buffer: Buffer, like: npt.NDArray[np.void], num_rows: int) -> npt.NDArray[np.void]:
-    return np.frombuffer(buffer, like.dtype).reshape(*like.shape[:2], num_rows)
-
-
-def require_size(payload: Buffer, layout: KVLayout, num_layers: int, num_tokens: int) -> None:
+def require_size(payload: Buffer | SharedRows, layout: KVLayout, num_layers: int, num_tokens: int) -> None:
     """Raise FrameError unless `payload` is KV of so many tokens and layers of that layout."""
     wanted = num_layers * num_tokens * layout.token_bytes_per_layer
-    received = memoryview(payload).nbytes
+    received = len(payload) if isinstance(payload, SharedRows) else memoryview(payload).nbytes
     if received != wanted:
         raise FrameError(f"KV of {num_tokens} tokens and {num_layers} layers is {wanted} bytes, not {received}")
 
@@ -136,12 +167,10 @@ def _require_memory(num_bytes: int) -> None:
         )
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy leaves zeroing to the kernel, page by page at first use; torch.zeros would touch the whole pool now.
-    half_words = np.zeros((*shape[:-1], shape[-1] * dtype.itemsize // 2), dtype=np.int16)
-    return torch.from_numpy(half_words).view(dtype)
+def _zeros(num_bytes: int) -> Bytes:
+    """At the begin of a page. Zeroed by the kernel, page by page at first use; torch.zeros would touch all of it."""
+    zeros = np.zeros(num_bytes + mmap.PAGESIZE, np.uint8)
+    return zeros[-zeros.ctypes.data % mmap.PAGESIZE :][:num_bytes]
 
 
 def num_pool_blocks(config: CacheConfig, token_bytes: int, max_model_len: int) -> int:

@@ -46,7 +46,7 @@ class ModelRunner:
     """
 
     @torch.inference_mode()
-    def __init__(self, config: EngineConfig, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: EngineConfig, ranks: Ranks = ALONE, share_pool: bool = False) -> None:
         device = _device(config, ranks)
         torch.set_num_threads(max(1, (config.num_threads or len(os.sched_getaffinity(0))) // ranks.size))
         path = resolve_model(config.model)
@@ -68,7 +68,8 @@ class ModelRunner:
         own = replace(self.layout, num_kv_heads=len(self.kv_heads))
         self.num_blocks = num_pool_blocks(config, own.token_bytes * ranks.size, self.max_model_len)
         self._model = load_model(architecture, weights, dtype, device, ranks)
-        self._pool = KVPool(own, self.num_blocks, device)
+        self._pool = KVPool(own, self.num_blocks, device, share_pool)
+        self.host_pool = self._pool if device.type == "cpu" and ranks.size == 1 else None
         self._dtype, self._device = dtype, device
         self._windows = frozenset(architecture.windows)
         self._grammars = Grammars(lambda: load_tokenizer(path), architecture.vocab_size, self.eos_token_ids)

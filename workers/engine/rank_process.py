@@ -65,8 +65,10 @@ class RankProcess:
         """Ready when it has ended (multiprocessing.connection.wait)."""
         return self._process.sentinel
 
-    def wait_until_loaded(self) -> range:
+    def wait_until_loaded(self, timeout_s: float) -> range:
         """Its KV heads. Raises what kept it from loading its part of the model."""
+        if not self._talk(lambda: self._steps.poll(timeout_s)):
+            raise UnavailableError(f"{self} has not loaded its part of the model {timeout_s:.0f} s after rank 0")
         loaded: range | KVFerryError = self._talk(self._steps.recv)
         if isinstance(loaded, KVFerryError):
             raise loaded

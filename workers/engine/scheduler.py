@@ -86,16 +86,25 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         self.waiting.append(request)
 
-    def try_reserve(self, request: Request) -> bool:
-        """Take the blocks of a request whose KV will come from elsewhere; False if they are not free now.
+    @property
+    def num_blocks_reserved(self) -> int:
+        """Blocks that only requests waiting for KV have."""
+        return self.block_manager.num_owned_only_by(b for r in self.waiting_for_kv.values() for b in r.block_table)
+
+    def try_reserve(self, request: Request, max_blocks: int) -> bool:
+        """Take the blocks of a request whose KV will come from elsewhere; False if they are not free now, or if all
+        such requests would then hold more than `max_blocks`.
 
         There is room for one token more, and a block more for every further choice. What is cached here need not come:
         num_computed_tokens says how far.
         """
-        if any(not r.block_table for r in self.waiting):
-            return False  # A preempted request waits for blocks of its own.
         found = self.prefix_cache.find(request, request.num_tokens)
-        if not self._take_blocks(request, found, request.num_tokens + 1, request.params.n - 1):
+        blocks = self.block_manager
+        beyond_room = blocks.num_free + blocks.num_cached - (max_blocks - self.num_blocks_reserved)
+        left = max(self._watermark() + self._num_blocks_awaited(), beyond_room)
+        if not self._take_blocks(
+            request, found, blocks.blocks_for(request.num_tokens + 1) + request.params.n - 1, left
+        ):
             return False
         request.status = RequestStatus.WAITING_FOR_KV
         self.waiting_for_kv[request.request_id] = request
@@ -187,29 +196,37 @@ class Scheduler:
         """Blocks left free for the growth of what runs; none when nothing does, or the first could never start."""
         return len(self.running)
 
+    def _num_blocks_awaited(self) -> int:
+        """What those need that wait for blocks of their own, preempted ones among them."""
+        return sum(self.block_manager.blocks_for(r.num_tokens) for r in self.waiting if not r.block_table)
+
     def _admit(self) -> None:
-        room = self.config.max_num_seqs - len(self.running)
-        bring_kv = [r for r in self.waiting if r.block_table][:room]
-        for request in bring_kv:
+        """In their order; only those that bring their KV go past one for which there are no blocks."""
+        is_blocked = False
+        for request in list(self.waiting):
+            if len(self.running) >= self.config.max_num_seqs:
+                break
+            if not request.block_table:
+                is_blocked = is_blocked or not self._take_first_blocks(request)
+                if is_blocked:
+                    continue
             self.waiting.remove(request)
             self._run(request)
-        while self.waiting and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting[0]
-            # The last token is computed in any case: its logits are wanted. So may be those of the whole prompt.
-            usable = 0 if request.wants_prompt_logprobs else request.num_tokens - 1
-            found = self.prefix_cache.find(request, usable)
-            if request.block_table or not self._take_blocks(request, found, request.num_tokens):
-                break
-            self.waiting.popleft()
-            self._run(request)
+
+    def _take_first_blocks(self, request: Request) -> bool:
+        # The last token is computed in any case: its logits are wanted. So may be those of the whole prompt.
+        usable = 0 if request.wants_prompt_logprobs else request.num_tokens - 1
+        found = self.prefix_cache.find(request, usable)
+        num_blocks = self.block_manager.blocks_for(request.num_tokens)
+        return self._take_blocks(request, found, num_blocks, self._watermark())
 
     def _copy(self, request: Request, source: int) -> tuple[int, int]:
         return source, request.block_table[request.num_computed_tokens // self.block_manager.block_size]
 
-    def _take_blocks(self, request: Request, found: list[int], num_tokens: int, num_more: int = 0) -> bool:
-        """Give the request its known prefix, new blocks up to `num_tokens` and `num_more`, all or nothing."""
-        num_new = self.block_manager.blocks_for(num_tokens) + num_more - len(found)
-        if not self.block_manager.can_allocate(num_new, self._watermark(), keeping=found):
+    def _take_blocks(self, request: Request, found: list[int], num_blocks: int, left: int) -> bool:
+        """Give the request `num_blocks`, of which its known prefix is part, leaving so many; all or nothing."""
+        num_new = num_blocks - len(found)
+        if not self.block_manager.can_allocate(num_new, left, keeping=found):
             return False
         self.block_manager.share(found)
         request.block_table = found + self.block_manager.allocate(num_new)

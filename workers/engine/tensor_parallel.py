@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,6 +36,9 @@ from workers.models.shard import require_divisible
 OnDeath = Callable[[KVFerryError], None]
 # A rank that dies breaks the others' sums a little before its end is known.
 _GRACE_S = 1.0
+# How much longer than rank 0 another may take to load its part: so many times what that took, or the time to start a
+# process where that is more.
+_SLOW_LOAD, _LEAST_LOAD_S = 3, 60.0
 
 
 class TensorParallelExecutor(Executor):
@@ -54,6 +58,8 @@ class TensorParallelExecutor(Executor):
 class TensorParallelRunner:
     """Implements Runner. Once a rank is lost, every method raises UnavailableError."""
 
+    host_pool = None
+
     def __init__(self, config: EngineConfig, on_death: OnDeath) -> None:
         size = config.tensor_parallel_size
         # Before any process is started.
@@ -67,8 +73,11 @@ class TensorParallelRunner:
         self._others = [RankProcess(config, rank, meeting) for rank in range(1, size)]
         try:
             group = RankGroup(0, size, config.device)
+            began_s = time.monotonic()
             self._own = ModelRunner(config, group)
-            self._kv_heads = [self._own.kv_heads, *(rank.wait_until_loaded() for rank in self._others)]
+            # They load as much, at the same time.
+            patience_s = max(_LEAST_LOAD_S, _SLOW_LOAD * (time.monotonic() - began_s))
+            self._kv_heads = [self._own.kv_heads, *(rank.wait_until_loaded(patience_s) for rank in self._others)]
             group.connect(meeting)
         except BaseException:
             self.close()

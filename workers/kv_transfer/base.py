@@ -12,6 +12,7 @@ import grpc.aio
 
 from protos import worker_pb2 as pb
 from workers.kv_transfer.frame import Buffer, UnsentFrame
+from workers.kv_transfer.shared_rows import SharedRows
 
 # A frame as one transport takes it.
 Packed = TypeVar("Packed")
@@ -64,8 +65,11 @@ class KVSender(Protocol[Packed]):
 class KVReceiver(Protocol):
     """Takes frames in, whatever brought them."""
 
-    async def receive(self, data: Buffer) -> None:
-        """Verify an encoded frame and put its KV where its grant says. Raises FrameError or StaleGrantError."""
+    async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+        """Verify an encoded frame and put its KV where its grant says. Raises FrameError or StaleGrantError.
+
+        `elsewhere`: where its payload lies, if not behind its header.
+        """
 
 
 class Transport(Protocol):

@@ -15,14 +15,17 @@ import xxhash
 
 from workers.errors import FrameError
 from workers.kv_transfer.layout import KVLayout
+from workers.kv_transfer.shared_rows import SharedRows
 
-_MAGIC = b"KVF1"
-# magic, grant_id, incarnation (16 bytes), layer_start, layer_end, token_start, token_end, payload bytes
-_FIELDS = struct.Struct("<4sQ16sIIIIQ")
+_MAGIC = b"KVFRAME1"
+# magic, grant_id, incarnation (16 bytes), layer_start, layer_end, token_start, token_end, payload bytes; with the
+# checksum 64 bytes, after which the payload lies where copies of it are fast
+_FIELDS = struct.Struct("<8sQ16sIIIIQ")
 _CHECKSUM = struct.Struct("<Q")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 
 Buffer = bytes | bytearray | memoryview
+Payload = Buffer | SharedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class Frame:
     layer_end: int
     token_start: int
     token_end: int
-    payload: Buffer = b""
+    payload: Payload = b""
 
     @property
     def area(self) -> int:
@@ -60,13 +63,15 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class UnsentFrame:
-    """A frame that is to be sent, its payload still in the pool: `fill` copies those `num_bytes` out of it."""
+    """A frame that is to be sent, its payload still in the pool: `fill` copies those `num_bytes` out of it, `locate`
+    tells where others may read them themselves, if they can."""
 
     frame: Frame
     request_id: str
     num_bytes: int
     fill: Callable[[memoryview], None]
     checksum: bool = True
+    locate: Callable[[], SharedRows | None] = lambda: None
 
     @property
     def encoded_bytes(self) -> int:
@@ -76,19 +81,20 @@ class UnsentFrame:
         """Fill `room`, encoded_bytes long. The payload is hashed right after it was copied: out of the cache."""
         payload = room[HEADER_BYTES:]
         self.fill(payload)
-        room[:HEADER_BYTES] = _header(replace(self.frame, payload=payload), self.request_id, self.checksum)
+        room[:HEADER_BYTES] = self.header(payload)
+
+    def header(self, payload: Payload) -> bytes:
+        """With the checksum of `payload`, which is `num_bytes` long."""
+        return _header(replace(self.frame, payload=payload), self.request_id, self.checksum)
 
 
-def encode(frame: Frame, request_id: str, checksum: bool = True) -> bytes:
-    return b"".join((_header(frame, request_id, checksum), frame.payload))
-
-
-def decode(data: Buffer) -> tuple[Frame, int]:
-    """The frame, its payload a view into `data`, and the checksum it claims. Raises FrameError when it is no frame."""
+def decode(data: Buffer, elsewhere: SharedRows | None = None) -> tuple[Frame, int]:
+    """The frame, its payload a view into `data` or `elsewhere`, and the checksum it claims. Raises FrameError when it
+    is no frame."""
     if len(data) < HEADER_BYTES:
         raise FrameError(f"a frame of {len(data)} bytes is shorter than its header of {HEADER_BYTES}")
     magic, grant_id, incarnation, layer_start, layer_end, token_start, token_end, num_bytes = _FIELDS.unpack_from(data)
-    payload = memoryview(data)[HEADER_BYTES:]
+    payload = memoryview(data)[HEADER_BYTES:] if elsewhere is None else elsewhere
     if magic != _MAGIC or num_bytes != len(payload) or layer_start >= layer_end or token_start >= token_end:
         raise FrameError("not a KV frame, or a truncated one")
     (checksum,) = _CHECKSUM.unpack_from(data, _FIELDS.size)
@@ -97,11 +103,39 @@ def decode(data: Buffer) -> tuple[Frame, int]:
 
 def verify(frame: Frame, checksum: int, request_id: str, with_payload: bool = True) -> None:
     """Raise FrameError unless the checksum is that of this frame for this request."""
-    if _checksum(frame, request_id, with_payload) != checksum:
-        raise FrameError(
-            f"checksum mismatch in the KV of request {request_id}, layers [{frame.layer_start}, {frame.layer_end}), "
+    seen = Digest(frame, request_id)
+    if with_payload:
+        seen.payload(frame.payload)
+    seen.require(checksum)
+
+
+class Digest:
+    """The checksum of a frame for a request, over as much of its payload as has been seen."""
+
+    def __init__(self, frame: Frame, request_id: str) -> None:
+        self._what = (
+            f"the KV of request {request_id}, layers [{frame.layer_start}, {frame.layer_end}), "
             f"tokens [{frame.token_start}, {frame.token_end})"
         )
+        self._hash = xxhash.xxh3_64(request_id.encode())
+        self._hash.update(_fields(frame))
+
+    def see(self, piece: Buffer) -> None:
+        """The next piece of its payload."""
+        self._hash.update(piece)
+
+    def payload(self, payload: Payload) -> None:
+        for piece in payload.pieces() if isinstance(payload, SharedRows) else (payload,):
+            self.see(piece)
+
+    @property
+    def value(self) -> int:
+        return self._hash.intdigest()
+
+    def require(self, checksum: int) -> None:
+        """Raises FrameError when it is another one."""
+        if self.value != checksum:
+            raise FrameError(f"checksum mismatch in {self._what}")
 
 
 def layers_per_frame(layout: KVLayout, num_tokens: int, frame_bytes: int) -> int:
@@ -110,7 +144,10 @@ def layers_per_frame(layout: KVLayout, num_tokens: int, frame_bytes: int) -> int
 
 
 def _header(frame: Frame, request_id: str, with_payload: bool) -> bytes:
-    return _fields(frame) + _CHECKSUM.pack(_checksum(frame, request_id, with_payload))
+    digest = Digest(frame, request_id)
+    if with_payload:
+        digest.payload(frame.payload)
+    return _fields(frame) + _CHECKSUM.pack(digest.value)
 
 
 def _fields(frame: Frame) -> bytes:
@@ -124,11 +161,3 @@ def _fields(frame: Frame) -> bytes:
         frame.token_end,
         len(frame.payload),
     )
-
-
-def _checksum(frame: Frame, request_id: str, with_payload: bool) -> int:
-    digest = xxhash.xxh3_64(request_id.encode())
-    digest.update(_fields(frame))
-    if with_payload:
-        digest.update(frame.payload)
-    return digest.intdigest()

@@ -14,7 +14,8 @@ from workers.kv_transfer.base import Grant
 from workers.kv_transfer.frame import Frame, UnsentFrame, layers_per_frame
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.peers import Peer
-from workers.kv_transfer.slots import slots_of
+from workers.kv_transfer.shared_rows import SharedRows
+from workers.kv_transfer.slots import Slots, slots_of
 from workers.request import Request
 
 
@@ -68,8 +69,7 @@ class FrameSender:
         # Taken in here: a task that is cancelled before its first step could not give it back.
         async with outgoing.peer.window:
             slots = slots_of(request.block_table, *tokens, self._layout.block_size)
-            fill = partial(self._executor.runner.read_kv, slots, *layers, dtype=outgoing.peer.layout.dtype)
-            unsent = UnsentFrame(frame, request.request_id, num_bytes, fill, self._config.checksum)
+            unsent = self._unsent(frame, outgoing, slots)
             packed = await self._executor.copy(len(slots), partial(outgoing.peer.pack, unsent))
             if outgoing.first_sent_s is None:
                 outgoing.first_sent_s = asyncio.get_running_loop().time()
@@ -79,6 +79,23 @@ class FrameSender:
         outgoing.num_bytes += num_bytes
         self.num_frames_sent += 1
         self.num_bytes_sent += num_bytes
+
+    def _unsent(self, frame: Frame, outgoing: Outgoing, slots: Slots) -> UnsentFrame:
+        runner, layout = self._executor.runner, outgoing.peer.layout
+        layers = frame.layer_start, frame.layer_end
+
+        def locate() -> SharedRows | None:
+            as_it_is = layout.dtype == self._layout.dtype
+            return runner.host_pool.locate(slots, *layers) if as_it_is and runner.host_pool else None
+
+        return UnsentFrame(
+            frame,
+            outgoing.request.request_id,
+            frame.expected_bytes(layout),
+            partial(runner.read_kv, slots, *layers, dtype=layout.dtype),
+            self._config.checksum,
+            locate,
+        )
 
 
 def first_error(group: BaseExceptionGroup[KVFerryError]) -> KVFerryError:

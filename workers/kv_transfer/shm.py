@@ -1,107 +1,29 @@
-"""KV through shared memory on one host: a copy out of the sender's pool into memory that the receiver maps, another
-out of there into the receiver's pool.
+"""KV by memory that both processes of one host map: only where it lies crosses the network, a small gRPC call a frame.
 
-The receiver verifies the frame where it lies. Nobody writes there in between: the sender uses the memory again once the
-receiver has answered, and never where no answer came.
+The receiver copies the KV out of the sender's pool into its own, and verifies what it copied: one copy in all, and none
+by the sender. Where the pool is not in such memory, or its KV has to be cast, the sender copies it to a segment first.
 
-The memory is a memfd: it has no name that could leak, and goes with the last process that maps it. The receiver opens
-it by way of /proc/<pid>/fd, which works for processes of one user that see each other's ids; `accepts` tries just that.
-Only where a frame lies crosses the network, as one small gRPC call a frame.
+Nobody writes there in between. The blocks of a hand-off are its own until the last answer; a segment is used again once
+the receiver has answered, and never where no answer came. Should a sender give up on a receiver that still reads, what
+comes of it is a hand-off that nobody commits.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import secrets
-import struct
-import weakref
-from collections import OrderedDict
 from typing import Any
 
 import grpc
 import grpc.aio
+import numpy as np
 
 from workers.errors import ConfigError, FrameError, StaleGrantError
 from workers.kv_transfer.base import KVReceiver
-from workers.kv_transfer.frame import UnsentFrame
+from workers.kv_transfer.frame import HEADER_BYTES, UnsentFrame
+from workers.kv_transfer.segment import Mappings, Segment
+from workers.kv_transfer.shared_rows import SharedRows
 from workers.rpc import Network, add_bytes_method, call
 
 _SERVICE, _METHOD = "kvferry.v1.KVFrames", "PutShared"
-# pid, file descriptor, the segment's token, bytes of the frame
-_PLACE = struct.Struct("<II16sQ")
-_TOKEN_BYTES = 16
-# Mappings that a receiver keeps; one more costs the unmapping of the least recently used.
-_MAX_MAPPINGS = 64
-
-
-class Segment:
-    """Memory for one frame at a time: a token that no other segment has, then the frame."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
-        self._fd = os.memfd_create("kvferry", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, _TOKEN_BYTES + num_bytes)
-        self._memory = mmap.mmap(self._fd, _TOKEN_BYTES + num_bytes)
-        self._memory[:_TOKEN_BYTES] = self._token
-        # Also of one that was packed and never sent, since its hand-off had ended.
-        self._close_fd = weakref.finalize(self, os.close, self._fd)
-
-    def write(self, frame: UnsentFrame) -> bytes:
-        """The place of the encoded frame."""
-        num_bytes = frame.encoded_bytes
-        with memoryview(self._memory) as whole, whole[_TOKEN_BYTES : _TOKEN_BYTES + num_bytes] as room:
-            frame.encode_into(room)
-        return self.place(num_bytes)
-
-    def place(self, num_bytes: int = 0) -> bytes:
-        return _PLACE.pack(os.getpid(), self._fd, self._token, num_bytes)
-
-    def close(self) -> None:
-        """Whoever has it mapped keeps what is in it."""
-        self._memory.close()
-        self._close_fd()
-
-
-class Mappings:
-    """Segments of other processes, mapped to be read."""
-
-    def __init__(self) -> None:
-        # By token, with the process that it is of.
-        self._mapped: OrderedDict[bytes, tuple[int, memoryview]] = OrderedDict()
-
-    def view(self, place: bytes) -> memoryview:
-        """The frame at `place`. Raises FrameError when this process cannot see it."""
-        pid, fd, token, num_bytes = _PLACE.unpack(place)
-        if token not in self._mapped:
-            self._forget_the_dead()
-            self._mapped[token] = pid, _map(pid, fd, token)
-        self._mapped.move_to_end(token)
-        if len(self._mapped) > _MAX_MAPPINGS:
-            # Unmapped once the last view into it is gone.
-            self._mapped.popitem(last=False)
-        return self._mapped[token][1][_TOKEN_BYTES : _TOKEN_BYTES + num_bytes]
-
-    def _forget_the_dead(self) -> None:
-        """Memory goes with the last process that has it mapped."""
-        for token, (pid, _) in list(self._mapped.items()):
-            if not os.path.exists(f"/proc/{pid}"):
-                del self._mapped[token]
-
-
-def _map(pid: int, fd: int, token: bytes) -> memoryview:
-    try:
-        own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            whole = memoryview(mmap.mmap(own, 0, access=mmap.ACCESS_READ))
-        finally:
-            os.close(own)
-    except (OSError, ValueError) as error:
-        raise FrameError(f"the shared memory of process {pid} cannot be read here: {error}") from error
-    if whole[:_TOKEN_BYTES] != token:
-        raise FrameError(f"file descriptor {fd} of process {pid} is not the segment that was sent")
-    return whole
 
 
 class ShmSender:
@@ -111,23 +33,28 @@ class ShmSender:
         # As many as frames were ever under way at once.
         self._idle: list[Segment] = []
 
-    def pack(self, frame: UnsentFrame) -> tuple[Segment, bytes]:
-        segment = self._take(frame.encoded_bytes)
-        return segment, segment.write(frame)
+    def pack(self, frame: UnsentFrame) -> tuple[Segment | None, bytes]:
+        """The segment that it was copied to, if it was; the message that tells where it lies."""
+        segment, rows = None, frame.locate()
+        if rows is None:
+            segment = self._take(frame.num_bytes)
+            rows = _filled(segment, frame)
+        return segment, frame.header(rows) + rows.encode()
 
-    async def send(self, packed: tuple[Segment, bytes], timeout_s: float) -> None:
-        segment, place = packed
+    async def send(self, packed: tuple[Segment | None, bytes], timeout_s: float) -> None:
+        segment, message = packed
         try:
-            await call(self._put(place, timeout=timeout_s))
+            await call(self._put(message, timeout=timeout_s))
         except (FrameError, StaleGrantError):
             # The receiver has answered: it reads no more.
-            self._idle.append(segment)
+            self._put_back(segment)
             raise
         except BaseException:
             # It may still be reading: nobody writes there again.
-            segment.close()
+            if segment is not None:
+                segment.close()
             raise
-        self._idle.append(segment)
+        self._put_back(segment)
 
     async def close(self) -> None:
         for segment in self._idle:
@@ -145,6 +72,26 @@ class ShmSender:
         segment.close()
         return Segment(num_bytes)
 
+    def _put_back(self, segment: Segment | None) -> None:
+        if segment is not None:
+            self._idle.append(segment)
+
+
+def _filled(segment: Segment, frame: UnsentFrame) -> SharedRows:
+    """The payload, copied there: K or V of a layer is one row."""
+    frame.fill(segment.memory[: frame.num_bytes])
+    num_planes = 2 * (frame.frame.layer_end - frame.frame.layer_start)
+    return SharedRows(
+        segment.place,
+        segment.memory,
+        first_plane=0,
+        num_planes=num_planes,
+        plane_rows=1,
+        row_bytes=frame.num_bytes // num_planes,
+        row_tokens=frame.frame.token_end - frame.frame.token_start,
+        index=np.zeros(1, np.int64),
+    )
+
 
 class ShmTransport:
     name = "shm"
@@ -155,7 +102,7 @@ class ShmTransport:
         self._mappings = Mappings()
         try:
             self._probe = Segment(1)
-            Mappings().view(self._probe.place())
+            Mappings().memory(self._probe.place)
         except (AttributeError, OSError, FrameError) as error:
             raise ConfigError(
                 f"transport shm needs memfd and /proc, which do not work here ({error}); set transfer.transport: grpc",
@@ -166,8 +113,9 @@ class ShmTransport:
         return ShmSender(self._network.connect(address, bulk=True))
 
     def serve(self, receiver: KVReceiver, server: grpc.aio.Server) -> None:
-        async def put(place: bytes) -> None:
-            await receiver.receive(self._mappings.view(place))
+        async def put(message: bytes) -> None:
+            rows = SharedRows.decode(message[HEADER_BYTES:], self._mappings)
+            await receiver.receive(message[:HEADER_BYTES], rows)
 
         add_bytes_method(server, _SERVICE, _METHOD, put)
 
@@ -175,11 +123,11 @@ class ShmTransport:
         pass
 
     def offer(self) -> bytes:
-        return self._probe.place()
+        return self._probe.place
 
     def accepts(self, offer: bytes) -> bool:
         try:
-            Mappings().view(offer)
-        except (FrameError, struct.error):
+            Mappings().memory(offer)
+        except FrameError:
             return False
         return True

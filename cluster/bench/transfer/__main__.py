@@ -19,7 +19,7 @@ import click
 
 from cluster.bench.transfer.far_side import WAYS, in_another_process, pin, serve_bench
 from cluster.bench.transfer.model import measure_model, serve_model
-from cluster.bench.transfer.ways import BareGrpc, HandOff, Memcpy, Move, Socket
+from cluster.bench.transfer.ways import BareGrpc, Memcpy, Move, Socket, WholePath
 from cluster.bench.transfer.workers import LAYOUT, PoolRunner, frame_bytes, start_worker, transfer_config
 from workers.config import Role, TransferConfig
 from workers.kv_transfer.local import LocalTransport
@@ -44,13 +44,13 @@ async def contestants(addresses: Mapping[str, str], num_tokens: int) -> tuple[di
         "socket": Socket(addresses["socket"], frame_bytes()),
         "bare grpc": BareGrpc(addresses["bare grpc"], frame_bytes(), TransferConfig().credits),
     }
-    runner, local = PoolRunner(), LocalTransport()
+    runner, local = PoolRunner(share_pool=True), LocalTransport()
     workers = []
     for name, way in WAYS.items():
         workers.append(await start_worker("prefill", transfer_config(*way), runner))
-        moves[name] = HandOff(workers[-1], addresses[name])
+        moves[name] = WholePath(workers[-1], addresses[name])
     both_here = [await start_worker(role, transfer_config("grpc", True), runner, local) for role in _ROLES]
-    moves["local"] = HandOff(both_here[0], both_here[1].address)
+    moves["local"] = WholePath(both_here[0], both_here[1].address)
     workers += both_here
     return moves, workers
 

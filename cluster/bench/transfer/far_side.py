@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -19,14 +20,14 @@ BARE_SERVICE, BARE_METHOD = "kvferry.bench", "Put"
 # What a receiver of the raw socket answers to each message of `num_bytes`, sent before as 8 bytes.
 ACKNOWLEDGEMENT = b"k"
 
-# By name: transport, and whether payloads have a checksum.
+# By name: transport, and whether payloads have a checksum. nixl: with kvferry[nixl] only.
 WAYS = {
     "shm": ("shm", True),
     "shm without checksum": ("shm", False),
     "grpc": ("grpc", True),
     "grpc without checksum": ("grpc", False),
     "gloo": ("gloo", True),
-}
+} | ({"nixl": ("nixl", True)} if find_spec("nixl") else {})
 
 
 @contextmanager

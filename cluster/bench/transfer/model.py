@@ -61,7 +61,7 @@ def now() -> Spent:
     return Spent(time.perf_counter(), time.process_time())
 
 
-class Pair:
+class Ferry:
     """A prefill worker here, the decode worker there, and their router's part."""
 
     def __init__(self, prefill: Worker, address: str) -> None:
@@ -121,12 +121,12 @@ class Pair:
 
 
 @asynccontextmanager
-async def open_pair(address: str) -> AsyncIterator[Pair]:
+async def open_ferry(address: str) -> AsyncIterator[Ferry]:
     prefill = await _start_worker("prefill")
-    pair = Pair(prefill, address)
-    listening = [asyncio.create_task(pair.listen_here()), asyncio.create_task(pair.listen_there())]
+    ferry = Ferry(prefill, address)
+    listening = [asyncio.create_task(ferry.listen_here()), asyncio.create_task(ferry.listen_there())]
     try:
-        yield pair
+        yield ferry
     finally:
         for task in listening:
             task.cancel()
@@ -135,14 +135,14 @@ async def open_pair(address: str) -> AsyncIterator[Pair]:
 
 async def measure_model(address: str, num_rounds: int) -> dict[str, float]:
     """Medians over rounds; a slowdown is that of a hand-off and a computation right after each other."""
-    async with open_pair(address) as pair:
-        await pair.hand_over(1, 64)
+    async with open_ferry(address) as ferry:
+        await ferry.hand_over(1, 64)
         slower, dearer, shares, seconds = [], [], [], []
         for _ in range(num_rounds):
-            alone, sending = await pair.compute(2, 512), await pair.hand_over(2, 512)
+            alone, sending = await ferry.compute(2, 512), await ferry.hand_over(2, 512)
             slower.append(sending.wall_s / alone.wall_s - 1)
             dearer.append(sending.cpu_s / alone.cpu_s - 1)
-            token_2_s, share = await pair.unhidden_share(1024)
+            token_2_s, share = await ferry.unhidden_share(1024)
             seconds.append(token_2_s)
             shares.append(share)
     return {

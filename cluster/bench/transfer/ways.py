@@ -76,7 +76,7 @@ class BareGrpc:
         await asyncio.gather(*(send() for _ in range(self._num_in_flight)))
 
 
-class HandOff:
+class WholePath:
     """All that production does: reserve, chunks, frames, checksums, credits, the fence, commit."""
 
     def __init__(self, prefill: Worker, address: str) -> None:

@@ -39,9 +39,9 @@ class PoolRunner:
     max_model_len = NUM_BLOCKS * LAYOUT.block_size
     eos_token_ids: frozenset[int] = frozenset()
 
-    def __init__(self) -> None:
+    def __init__(self, share_pool: bool = False) -> None:
         keep_freed_memory()
-        self._pool = KVPool(LAYOUT, NUM_BLOCKS, torch.device("cpu"))
+        self._pool = self.host_pool = KVPool(LAYOUT, NUM_BLOCKS, torch.device("cpu"), share_pool)
         # Memory that was never written to is no memory yet.
         self._pool.tensor.fill_(1.0)
 

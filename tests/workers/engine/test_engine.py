@@ -213,14 +213,14 @@ def test_arrivals_aborts_and_a_small_pool_in_any_order_give_right_answers_and_le
 def test_reserving_more_than_is_free_is_refused_and_takes_nothing():
     async def main() -> None:
         engine = make_engine(num_gpu_blocks_override=8, max_model_len=32)
-        engine.reserve(make_request(20, request_id="first"))
+        engine.reserve(make_request(20, request_id="first"), engine.block_manager.num_blocks)
         free = engine.block_manager.num_free
         with pytest.raises(OverloadedError, match="2 of 8"):
-            engine.reserve(make_request(12, request_id="second"))
+            engine.reserve(make_request(12, request_id="second"), engine.block_manager.num_blocks)
         assert engine.block_manager.num_free == free
         assert "second" not in engine.requests
         engine.abort("first")
-        engine.reserve(make_request(12, request_id="second"))
+        engine.reserve(make_request(12, request_id="second"), engine.block_manager.num_blocks)
         engine.abort("second")
 
     run(main())
@@ -234,7 +234,7 @@ def test_a_full_pool_of_grants_lets_the_engine_wait_and_go_on_when_one_ends():
         running = make_request(8, replace(GREEDY, max_tokens=16))
         engine.add(running)
         await engine.step()
-        engine.reserve(make_request(15, request_id="grant"))
+        engine.reserve(make_request(15, request_id="grant"), engine.block_manager.num_blocks)
         loop = virtual_loop()
         loop.call_later(5.0, engine.abort, "grant")
         await run_engine(engine)

@@ -21,9 +21,9 @@ async def _reach(engine: Engine, state: str) -> Request:
     if state == "waiting":
         engine.add(request)
     elif state == "waiting_for_kv":
-        engine.reserve(request)
+        engine.reserve(request, engine.block_manager.num_blocks)
     elif state == "handed_over":
-        engine.reserve(request)
+        engine.reserve(request, engine.block_manager.num_blocks)
         engine.commit(request, {0: 5})
     elif state == "mid_prompt":
         # An older long prompt leaves it only a part of the step.

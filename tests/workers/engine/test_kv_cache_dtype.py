@@ -95,7 +95,7 @@ def test_a_hand_off_in_any_precision_gives_the_tokens_of_one_worker(folder, kv_c
         prefill, decode = (Engine(executor, config, config) for executor in executors)
         first = Request("r", prompt, params, output_limit=1, hold_blocks=True)
         second = Request("r", prompt, params)
-        decode.reserve(second)
+        decode.reserve(second, decode.block_manager.num_blocks)
         prefill.add(first)
         outputs = (await run_engine(prefill))["r"]
         sent, placed = ([b * 16 + i for b in r.block_table for i in range(16)][: len(prompt)] for r in (first, second))

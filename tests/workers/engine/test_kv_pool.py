@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import torch
 from workers.engine.kv_pool import KVPool
 from workers.errors import FrameError
 from workers.kv_transfer.layout import DTYPE_BYTES, KVLayout
+from workers.kv_transfer.segment import PLACE_BYTES, Mappings
+from workers.kv_transfer.shared_rows import SharedRows
 from workers.kv_transfer.slots import slots_of
 
 LAYERS, BLOCKS, BLOCK_SIZE = 3, 12, 4
@@ -80,3 +83,70 @@ def test_a_room_of_another_size_is_refused():
         room = memoryview(bytearray(2 * pool._layout.token_bytes + size))
         with pytest.raises(FrameError, match="KV of 2 tokens and 3 layers is"):
             pool.read([1, 2], 0, LAYERS, room)
+
+
+def shared_pool(dtype: str, block_size: int, seed: int) -> KVPool:
+    layout = KVLayout("f", LAYERS, 2, 8, block_size, dtype)
+    pool = KVPool(layout, 48 // block_size, torch.device("cpu"), shared=True)
+    everything = random.Random(seed).randbytes(48 * layout.token_bytes)
+    bytes_of(pool)[:] = np.frombuffer(everything, np.uint8).reshape(bytes_of(pool).shape)
+    return pool
+
+
+@every_dtype
+@every_range
+@pytest.mark.parametrize("block_sizes", [(4, 4), (4, 8), (8, 4), (12, 8)])
+@pytest.mark.parametrize("hashed", [True, False])
+def test_what_is_pulled_out_of_another_pool_is_what_would_be_read_there(dtype, tokens, block_sizes, hashed):
+    (start, end), layers = tokens, (1, LAYERS)
+    sender, receiver = (shared_pool(dtype, size, seed) for seed, size in enumerate(block_sizes))
+    ours, theirs = (
+        slots_of(random.Random(size).sample(range(48 // size), 24 // size), start, end, size) for size in block_sizes
+    )
+    payload = bytearray((end - start) * 2 * sender._layout.token_bytes_per_layer)
+    sender.read(ours, *layers, memoryview(payload))
+    want = bytes_of(receiver).copy()
+    for at, slot in enumerate(theirs):
+        want[1:, :, slot] = bytes_of(sender)[1:, :, ours[at]]
+
+    rows = sender.locate(ours, *layers)
+    assert rows is not None
+    assert bytes(rows) == payload
+    there = SharedRows.decode(rows.encode(), Mappings())
+    seen: list[bytes] = []
+    receiver.pull(theirs, *layers, there, (lambda piece: seen.append(bytes(piece))) if hashed else None)
+    assert (bytes_of(receiver) == want).all()
+    assert b"".join(seen) == (payload if hashed else b"")
+
+
+def test_a_pool_of_its_own_memory_is_nowhere_to_be_read_by_others():
+    assert make_pool("float32", seed=1).locate([0, 1], 0, 1) is None
+
+
+def test_kv_of_another_shape_is_not_pulled():
+    pool = shared_pool("float32", 4, seed=1)
+    rows = pool.locate(range(8), 0, 2)
+    assert rows is not None
+    receiver = shared_pool("float32", 4, seed=2)
+    with pytest.raises(FrameError, match="KV of 7 tokens and 2 layers is"):
+        receiver.pull(range(7), 0, 2, rows)
+    with pytest.raises(FrameError, match="2 tokens of K or V are"):
+        receiver.pull(range(8), 0, 2, replace(rows, row_tokens=2))
+
+
+@pytest.mark.parametrize(
+    "elsewhere", [{"plane_rows": 13}, {"num_planes": 9}, {"first_plane": 99}, {"row_bytes": 0}, {"row_tokens": 0}]
+)
+def test_rows_outside_the_memory_that_is_shared_are_refused(elsewhere):
+    pool = shared_pool("float32", 4, seed=1)
+    rows = pool.locate(range(8, 48), 0, LAYERS)
+    assert rows is not None
+    with pytest.raises(FrameError, match="lies outside the memory"):
+        SharedRows.decode(replace(rows, **elsewhere).encode(), Mappings())
+    for index in ([12], [-1]):
+        with pytest.raises(FrameError, match="lies outside the memory"):
+            SharedRows.decode(replace(rows, index=np.array(index)).encode(), Mappings())
+    whole = rows.encode()
+    for end in (*range(PLACE_BYTES + 24), len(whole) - 1):
+        with pytest.raises(FrameError):
+            SharedRows.decode(whole[:end], Mappings())

@@ -156,23 +156,45 @@ def test_a_request_whose_kv_is_being_read_is_not_preempted():
 def test_a_hand_off_takes_room_for_one_token_more_and_starts_without_recomputing():
     place = scheduler()
     request = make_request(8)
-    assert place.try_reserve(request)
+    assert place.try_reserve(request, place.block_manager.num_blocks)
     assert len(request.block_table) == 3
-    del place.waiting_for_kv["r"]
-    request.num_computed_tokens = 8
-    request.output_token_ids.append(5)
-    place.add(request)
+    commit(place, request)
     (scheduled,) = place.schedule().requests
     assert (scheduled.start, list(scheduled.token_ids)) == (8, [5])
     assert [s.params for s in scheduled.samples] == [request.params]
 
 
-def test_room_is_not_promised_while_a_preempted_request_waits_for_it():
+def test_room_is_not_promised_that_a_preempted_request_waits_for():
     place = scheduler()
-    place.add(make_request(4, request_id="preempted"))
-    assert not place.try_reserve(make_request(4, request_id="early"))
+    place.add(make_request(NUM_BLOCKS * BLOCK_SIZE - 4, request_id="preempted"))
+    assert not place.try_reserve(make_request(4, request_id="two blocks"), NUM_BLOCKS)
+    assert place.try_reserve(make_request(3, request_id="the block that is left"), NUM_BLOCKS)
+
+
+def test_seats_go_by_order_to_those_that_bring_their_kv_and_those_that_do_not():
+    """Who waits for a seat and not for blocks is no reason to refuse room, and is not passed by all who come later."""
+    place = scheduler()
+    running = [make_request(1, request_id=f"r{i}") for i in range(CONFIG.max_num_seqs)]
+    for request in running:
+        place.add(request)
     place.schedule()
-    assert place.try_reserve(make_request(4, request_id="late"))
+    local, handed_over = make_request(1, request_id="local"), make_request(1, request_id="handed over")
+    place.add(local)
+    assert place.try_reserve(handed_over, NUM_BLOCKS)
+    commit(place, handed_over)
+    for seats, request in enumerate((local, handed_over), start=1):
+        place.remove(running[-seats])
+        place.free(running[-seats])
+        place.schedule()
+        assert request.status is RequestStatus.RUNNING
+        assert len(place.running) == CONFIG.max_num_seqs
+
+
+def commit(place: Scheduler, request: Request) -> None:
+    del place.waiting_for_kv[request.request_id]
+    request.num_computed_tokens = request.num_tokens
+    request.output_token_ids.append(5)
+    place.add(request)
 
 
 def test_preempted_requests_wait_in_order_of_arrival_even_when_a_later_one_ran_meanwhile():

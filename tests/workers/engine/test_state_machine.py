@@ -144,7 +144,7 @@ class EngineMachine(RuleBasedStateMachine):
         request = self._new(prompt, answer, salt, n)
         before = list(self.book.free), list(self.book.cached), +self.book.owners
         try:
-            self._in_loop(lambda: self.engine.reserve(request))
+            self._in_loop(lambda: self.engine.reserve(request, self.engine.block_manager.num_blocks))
         except OverloadedError:
             assert (self.book.free, self.book.cached, +self.book.owners) == before
             return

@@ -23,7 +23,7 @@ from tests.workers.engine.test_sampling_params import run
 from tests.workers.rank_processes import ranks_of
 from tests.workers.scheduled import scheduled
 from workers.config import EngineConfig
-from workers.engine import rank_group
+from workers.engine import rank_group, tensor_parallel
 from workers.engine.engine import Engine
 from workers.engine.executor import Executor
 from workers.engine.model_runner import ModelRunner
@@ -167,6 +167,15 @@ def test_a_rank_that_hangs_is_given_up_in_bounded_time(folder: Path, monkeypatch
         assert ranks_of(os.getpid()) == before
     finally:
         runner.close()
+
+
+def test_a_rank_that_never_loads_is_given_up_in_bounded_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_parallel, "_SLOW_LOAD", 0)
+    monkeypatch.setattr(tensor_parallel, "_LEAST_LOAD_S", 0.01)
+    before = ranks_of(os.getpid())
+    with pytest.raises(UnavailableError, match=r"rank 1 \(pid \d+\) has not loaded its part of the model"):
+        TensorParallelRunner(config_of(folder), lambda error: None)
+    assert ranks_of(os.getpid()) == before
 
 
 def test_a_rank_that_dies_ends_the_step_and_everything_after_it(folder: Path) -> None:

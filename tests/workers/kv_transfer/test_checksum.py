@@ -12,14 +12,15 @@ from cluster.sim.loop import run
 from cluster.sim.network import SimNetwork
 from tests.factories import make_request
 from tests.fake_model import NUM_LAYERS, expected_tokens
-from tests.workers.kv_transfer.unsent import unsent
+from tests.workers.kv_transfer.unsent import encode, unsent, whole
 from tests.workers.pair import Pair, on_pair
 from tests.workers.test_decode import Stage, frame_of, on_stage
 from workers.errors import FrameError, LayoutMismatchError, StaleGrantError
 from workers.kv_transfer.base import KVSender, Transport
-from workers.kv_transfer.frame import HEADER_BYTES, Buffer, encode
+from workers.kv_transfer.frame import HEADER_BYTES, Buffer
 from workers.kv_transfer.grpc import GrpcTransport
 from workers.kv_transfer.local import LocalTransport
+from workers.kv_transfer.shared_rows import SharedRows
 from workers.kv_transfer.shm import ShmTransport
 
 OFF = {"transport": "shm", "checksum": False}
@@ -34,8 +35,8 @@ class Damaging:
         self._stage = stage
         self.damage: Damage | None = None
 
-    async def receive(self, data: Buffer) -> None:
-        copy = bytearray(data)
+    async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+        copy = bytearray(whole(data, elsewhere))
         if self.damage is not None:
             self.damage(copy)
         await self._stage.decode.receive(copy)

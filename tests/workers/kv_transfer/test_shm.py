@@ -17,26 +17,27 @@ from cluster.sim.network import SimNetwork
 from tests.workers.kv_transfer.unsent import unsent
 from workers.errors import DeadlineError, FrameError
 from workers.kv_transfer.frame import Buffer, Frame, decode
-from workers.kv_transfer.shm import Mappings, Segment, ShmTransport
+from workers.kv_transfer.segment import Mappings, Segment
+from workers.kv_transfer.shared_rows import SharedRows
+from workers.kv_transfer.shm import ShmTransport
 
 FIRST = Frame(7, "a" * 32, 0, 2, 0, 4, b"first" * 100)
 SECOND = Frame(8, "a" * 32, 0, 2, 0, 4, b"other" * 100)
 
-# Writes the frame, tells where it lies, and waits to be killed.
+# Has something in memory, tells where, and waits to be killed.
 _SENDER = """
 import sys
-from workers.kv_transfer.frame import Frame
-from tests.workers.kv_transfer.unsent import unsent
-from workers.kv_transfer.shm import Segment
+from workers.kv_transfer.segment import Segment
 segment = Segment(4096)
-print(segment.write(unsent(Frame(7, "a" * 32, 0, 2, 0, 4, b"first" * 100))).hex(), flush=True)
+segment.memory[:500] = b"first" * 100
+print(segment.place.hex(), flush=True)
 sys.stdin.read()
 """
 
 
 @contextmanager
 def sending_process():
-    """The place of FIRST in another process's memory, and that process."""
+    """The place of another process's memory, and that process."""
     with subprocess.Popen(
         [sys.executable, "-c", _SENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -47,35 +48,36 @@ def sending_process():
             process.kill()
 
 
-def test_a_frame_of_another_process_is_read_in_place_and_outlives_it():
+def test_memory_of_another_process_is_read_in_place_and_outlives_it():
     with sending_process() as (place, process):
-        mappings = Mappings()
-        frame, _ = decode(mappings.view(place))
-        assert bytes(frame.payload) == FIRST.payload
+        memory = Mappings().memory(place)
+        assert len(memory) == 4096
+        assert bytes(memory[:500]) == FIRST.payload
         process.kill()
         process.wait()
-        assert bytes(frame.payload) == FIRST.payload
+        assert bytes(memory[:500]) == FIRST.payload
         with pytest.raises(FrameError, match=f"process {process.pid} cannot be read here"):
-            Mappings().view(place)
+            Mappings().memory(place)
 
 
 def test_a_descriptor_that_is_another_segment_now_is_not_taken_for_the_old_one():
     old = Segment(100)
-    place = old.place(50)
+    place = old.place
     old.close()
     new = Segment(100)
-    assert new.place()[:8] == place[:8], "the test needs the descriptor to be used again"
+    assert new.place[:8] == place[:8], "the test needs the descriptor to be used again"
     with pytest.raises(FrameError, match="not the segment"):
-        Mappings().view(place)
+        Mappings().memory(place)
     new.close()
 
 
 def test_memory_that_the_receiver_may_still_read_is_never_written_again():
-    held: list[memoryview] = []
+    held: list[SharedRows] = []
 
     class Slow:
-        async def receive(self, data: Buffer) -> None:
-            held.append(memoryview(data))
+        async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+            assert elsewhere is not None
+            held.append(elsewhere)
             if len(held) == 1:
                 await asyncio.sleep(100)
 
@@ -87,10 +89,10 @@ def test_memory_that_the_receiver_may_still_read_is_never_written_again():
         with pytest.raises(DeadlineError):
             await sender.send(sender.pack(unsent(FIRST)), 1.0)
         await sender.send(sender.pack(unsent(SECOND)), 1.0)
-        assert [bytes(decode(data)[0].payload) for data in held] == [FIRST.payload, SECOND.payload]
+        assert list(map(bytes, held)) == [FIRST.payload, SECOND.payload]
         await sender.send(sender.pack(unsent(FIRST)), 1.0)
         # What the receiver has answered for is used again.
-        assert bytes(decode(held[1])[0].payload) == FIRST.payload
+        assert bytes(held[1]) == FIRST.payload
         await sender.close()
         await server.stop(None)
 
@@ -107,8 +109,8 @@ def test_senders_leave_nothing_open_and_receivers_keep_a_bounded_number():
         return num
 
     class Receiver:
-        async def receive(self, data: Buffer) -> None:
-            decode(data)
+        async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+            decode(data, elsewhere)
 
     async def main() -> None:
         host = SimNetwork().host()
@@ -118,7 +120,7 @@ def test_senders_leave_nothing_open_and_receivers_keep_a_bounded_number():
         before = num_open()
         for size in (10, 1000, 10, 5000) * 10:
             sender = transport.sender(address, "a" * 32)
-            frame = Frame(1, "a" * 32, 0, 1, 0, 1, bytes(size))
+            frame = Frame(1, "a" * 32, 0, 1, 0, 1, bytes(2 * size))
             await asyncio.gather(*(sender.send(sender.pack(unsent(frame)), 1.0) for _ in "abcd"))
             await sender.close()
         assert num_open() - before == len(transport._mappings._mapped) == 64
@@ -130,7 +132,7 @@ def test_senders_leave_nothing_open_and_receivers_keep_a_bounded_number():
 def test_what_this_host_cannot_read_is_not_accepted():
     transport = ShmTransport(SimNetwork().host())
     segment = Segment(1)
-    place = segment.place()
+    place = segment.place
     segment.close()
     assert not transport.accepts(place)
     assert not transport.accepts(b"nonsense")

@@ -10,12 +10,13 @@ import pytest
 
 from cluster.sim.loop import run, virtual_loop
 from cluster.sim.network import SimNetwork
-from tests.workers.kv_transfer.unsent import unsent
+from tests.workers.kv_transfer.unsent import unsent, whole
 from workers.errors import DeadlineError, FrameError, StaleGrantError, UnavailableError
 from workers.kv_transfer.base import KVSender, Transport
 from workers.kv_transfer.frame import Buffer, Frame, decode, verify
 from workers.kv_transfer.grpc import GrpcTransport
 from workers.kv_transfer.local import LocalTransport
+from workers.kv_transfer.shared_rows import SharedRows
 from workers.kv_transfer.shm import ShmTransport
 
 every_transport = pytest.mark.parametrize("transport", ["grpc", "local", "shm"])
@@ -28,8 +29,8 @@ class Receiver:
     def __init__(self) -> None:
         self.received: list[bytes] = []
 
-    async def receive(self, data: Buffer) -> None:
-        frame, checksum = decode(data)
+    async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+        frame, checksum = decode(whole(data, elsewhere))
         if frame.grant_id == 99:
             raise StaleGrantError("no more")
         verify(frame, checksum, "r")

@@ -6,14 +6,25 @@ from dataclasses import replace
 from typing import Any
 
 from workers.kv_transfer.base import KVSender
-from workers.kv_transfer.frame import Frame, UnsentFrame
+from workers.kv_transfer.frame import Buffer, Frame, UnsentFrame
+from workers.kv_transfer.shared_rows import SharedRows
 
 
 def unsent(frame: Frame, request_id: str = "r", checksum: bool = True) -> UnsentFrame:
     def fill(room: memoryview) -> None:
-        room[:] = frame.payload
+        room[:] = bytes(frame.payload)
 
     return UnsentFrame(replace(frame, payload=b""), request_id, len(frame.payload), fill, checksum)
+
+
+def encode(frame: Frame, request_id: str, checksum: bool = True) -> bytes:
+    header = unsent(frame, request_id, checksum).header(frame.payload)
+    return header + bytes(frame.payload)
+
+
+def whole(data: Buffer, elsewhere: SharedRows | None) -> bytes:
+    """The encoded frame, as a KVReceiver gets it, with its payload."""
+    return bytes(data) + (b"" if elsewhere is None else bytes(elsewhere))
 
 
 async def send_frame(sender: KVSender[Any], frame: Frame, request_id: str, timeout_s: float) -> None:

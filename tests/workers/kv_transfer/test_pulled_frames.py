@@ -1,0 +1,75 @@
+"""Frames whose KV the receiver copies out of the sender's own pool."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.factories import make_config
+from tests.fake_model import HashRunner
+from workers.engine.kv_pool import KVPool
+from workers.errors import FrameError
+from workers.kv_transfer.frame import Digest, Frame, UnsentFrame, decode
+from workers.kv_transfer.incoming import write_frame
+from workers.kv_transfer.segment import Mappings
+from workers.kv_transfer.shared_rows import SharedRows
+
+CONFIG = make_config(num_gpu_blocks_override=8, max_model_len=32)
+SLOTS = [4, 5, 6, 7, 12, 13, 14, 15]
+
+
+class PooledRunner(HashRunner):
+    """Whose pool is a KVPool that others may read."""
+
+    def __init__(self) -> None:
+        super().__init__(CONFIG)
+        self._pool = KVPool(self.layout, self.num_blocks, torch.device("cpu"), shared=True)
+        self.host_pool = self._pool  # type: ignore[assignment]
+        self.pool = self._pool.tensor.numpy().view(np.uint32).reshape(self.pool.shape)
+
+
+def sent_by(runner: PooledRunner, checksum: bool = True) -> tuple[bytes, bytes]:
+    """The header, and where the payload lies."""
+    rows = runner._pool.locate(SLOTS, 0, 3)
+    assert rows is not None
+    frame = Frame(1, "a" * 32, 0, 3, 0, len(SLOTS))
+    unsent = UnsentFrame(frame, "r", len(rows), lambda room: None, checksum)
+    return unsent.header(rows), rows.encode()
+
+
+def take(runner: HashRunner, header: bytes, place: bytes, checksum: bool = True) -> None:
+    frame, claimed = decode(header, SharedRows.decode(place, Mappings()))
+    write_frame(runner, frame, SLOTS, claimed, Digest(frame, "r") if checksum else None)
+
+
+def filled() -> PooledRunner:
+    runner = PooledRunner()
+    runner.pool[:] = np.arange(runner.pool.size).reshape(runner.pool.shape)
+    return runner
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("into", [PooledRunner, lambda: HashRunner(CONFIG)])
+def test_kv_comes_as_it_is_whether_or_not_the_receivers_pool_is_at_hand(into, checksum):
+    sender, receiver = filled(), into()
+    take(receiver, *sent_by(sender, checksum), checksum)
+    assert (receiver.pool[:, :, SLOTS] == sender.pool[:, :, SLOTS]).all()
+    others = [slot for slot in range(receiver.pool.shape[2]) if slot not in SLOTS]
+    assert not receiver.pool[:, :, others].any()
+
+
+@pytest.mark.parametrize("into", [PooledRunner, lambda: HashRunner(CONFIG)])
+def test_kv_that_changed_after_it_was_hashed_is_refused(into):
+    sender = filled()
+    header, place = sent_by(sender)
+    sender.pool[2, 1, SLOTS[-1], 0, 3] ^= 1
+    with pytest.raises(FrameError, match="checksum mismatch in the KV of request r"):
+        take(into(), header, place)
+
+
+def test_a_header_of_another_frame_is_refused():
+    sender, other = filled(), filled()
+    other.pool[:] += 1
+    with pytest.raises(FrameError, match="checksum mismatch"):
+        take(PooledRunner(), sent_by(other)[0], sent_by(sender)[1])

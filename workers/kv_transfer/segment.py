@@ -1,0 +1,95 @@
+"""Memory of one process that others on its host map to read.
+
+It is a memfd: it has no name that could leak, and goes with the last process that maps it. Others open it by way of
+/proc/<pid>/fd, which works for processes of one user that see each other's ids.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import struct
+import weakref
+from collections import OrderedDict
+
+from workers.errors import FrameError
+
+# pid, file descriptor, the segment's token, its bytes
+_PLACE = struct.Struct("<II16sQ")
+PLACE_BYTES = _PLACE.size
+_TOKEN_BYTES = 16
+# The token, and what keeps the memory behind it aligned.
+_HEAD_BYTES = 4096
+# Mappings that a reader keeps; one more costs the unmapping of the least recently used.
+_MAX_MAPPINGS = 64
+
+
+class Segment:
+    """`memory`, behind a token that no other segment has."""
+
+    def __init__(self, num_bytes: int) -> None:
+        """Zeros, which are no memory yet until something is written. Raises OSError where there is no memfd."""
+        self.num_bytes = num_bytes
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self._fd = os.memfd_create("kvferry", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, _HEAD_BYTES + num_bytes)
+        whole = mmap.mmap(self._fd, _HEAD_BYTES + num_bytes)
+        whole[:_TOKEN_BYTES] = self._token
+        # Unmapped with the last view into it.
+        self.memory = memoryview(whole)[_HEAD_BYTES:]
+        # Also of one that was packed and never sent, since its hand-off had ended.
+        self._close_fd = weakref.finalize(self, os.close, self._fd)
+
+    @property
+    def place(self) -> bytes:
+        """What `Mappings.memory` finds it by."""
+        return _PLACE.pack(os.getpid(), self._fd, self._token, self.num_bytes)
+
+    def close(self) -> None:
+        """Whoever has it mapped keeps what is in it."""
+        self.memory = memoryview(b"")
+        self._close_fd()
+
+
+class Mappings:
+    """Segments of other processes, mapped to be read."""
+
+    def __init__(self) -> None:
+        # By token, with the process that it is of.
+        self._mapped: OrderedDict[bytes, tuple[int, memoryview]] = OrderedDict()
+
+    def memory(self, place: bytes) -> memoryview:
+        """The segment's. Raises FrameError when this process cannot see it."""
+        try:
+            pid, fd, token, num_bytes = _PLACE.unpack(place)
+        except struct.error as error:
+            raise FrameError(f"not the place of shared memory: {error}") from error
+        if token not in self._mapped:
+            self._forget_the_dead()
+            self._mapped[token] = pid, _map(pid, fd, token)
+        self._mapped.move_to_end(token)
+        if len(self._mapped) > _MAX_MAPPINGS:
+            # Unmapped once the last view into it is gone.
+            self._mapped.popitem(last=False)
+        return self._mapped[token][1][_HEAD_BYTES : _HEAD_BYTES + num_bytes]
+
+    def _forget_the_dead(self) -> None:
+        """Memory goes with the last process that has it mapped."""
+        for token, (pid, _) in list(self._mapped.items()):
+            if not os.path.exists(f"/proc/{pid}"):
+                del self._mapped[token]
+
+
+def _map(pid: int, fd: int, token: bytes) -> memoryview:
+    try:
+        own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            whole = memoryview(mmap.mmap(own, 0, access=mmap.ACCESS_READ))
+        finally:
+            os.close(own)
+    except (OSError, ValueError) as error:
+        raise FrameError(f"the shared memory of process {pid} cannot be read here: {error}") from error
+    if whole[:_TOKEN_BYTES] != token:
+        raise FrameError(f"file descriptor {fd} of process {pid} is not the segment that was sent")
+    return whole
