@@ -65,9 +65,10 @@ _OPTIONS = (
 class Client:
     """Blocking. One per process is enough; safe to share between threads."""
 
-    def __init__(self, target: str = DEFAULT_TARGET) -> None:
+    def __init__(self, target: str = DEFAULT_TARGET, *, api_key: str | None = None) -> None:
+        """`api_key`: None: what KVFERRY_API_KEY says, if anything."""
         self.target = target
-        self._router = Target(target)
+        self._router = Target(target, api_key)
         self._channel = grpc.insecure_channel(target, options=_OPTIONS)
         self._stub = RouterServiceStub(self._channel)
 
@@ -80,7 +81,9 @@ class Client:
         """The answer as it comes; closing the iterator cancels the request. Raises KVFerryError."""
         answering = Answering(prompt, options, self._router)
         while not answering.ended:
-            call = self._stub.Generate(answering.request, timeout=answering.time_left_s())
+            call = self._stub.Generate(
+                answering.request, timeout=answering.time_left_s(), metadata=self._router.metadata
+            )
             try:
                 for message in call:
                     yield answering.take(message)
@@ -95,7 +98,7 @@ class Client:
 
     def status(self, timeout_s: float = _STATUS_TIMEOUT_S) -> pb.GetStatusResponse:
         try:
-            answer = self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
+            answer = self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s, metadata=self._router.metadata)
         except grpc.RpcError as exc:
             raise self._router.error(exc) from None
         self._router.heard = True
@@ -104,7 +107,7 @@ class Client:
     def audit(self, timeout_s: float = _STATUS_TIMEOUT_S) -> pb.AuditRouterResponse:
         """Who owns which block, and which requests the router waits for (cluster/verify.py)."""
         try:
-            return self._stub.AuditRouter(pb.AuditRouterRequest(), timeout=timeout_s)
+            return self._stub.AuditRouter(pb.AuditRouterRequest(), timeout=timeout_s, metadata=self._router.metadata)
         except grpc.RpcError as exc:
             raise self._router.error(exc) from None
 
@@ -131,10 +134,13 @@ class Client:
 class AsyncClient:
     """Client for asyncio; to be made inside the running loop."""
 
-    def __init__(self, target: str = DEFAULT_TARGET, *, channel: grpc.aio.Channel | None = None) -> None:
-        """`channel`: to the target, instead of a new one; it is closed with the client."""
+    def __init__(
+        self, target: str = DEFAULT_TARGET, *, api_key: str | None = None, channel: grpc.aio.Channel | None = None
+    ) -> None:
+        """`api_key`: None: what KVFERRY_API_KEY says, if anything. `channel`: to the target, instead of a new one; it
+        is closed with the client."""
         self.target = target
-        self._router = Target(target)
+        self._router = Target(target, api_key)
         self._channel = channel or grpc.aio.insecure_channel(target, options=_OPTIONS)
         self._stub: RouterServiceAsyncStub = RouterServiceStub(self._channel)
 
@@ -147,7 +153,9 @@ class AsyncClient:
         """The answer as it comes; closing the iterator cancels the request. Raises KVFerryError."""
         answering = Answering(prompt, options, self._router, asyncio.get_running_loop().time)
         while not answering.ended:
-            call = self._stub.Generate(answering.request, timeout=answering.time_left_s())
+            call = self._stub.Generate(
+                answering.request, timeout=answering.time_left_s(), metadata=self._router.metadata
+            )
             try:
                 async for message in call:
                     yield answering.take(message)
@@ -162,7 +170,9 @@ class AsyncClient:
 
     async def status(self, timeout_s: float = _STATUS_TIMEOUT_S) -> pb.GetStatusResponse:
         try:
-            answer = await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s)
+            answer = await self._stub.GetStatus(
+                pb.GetStatusRequest(), timeout=timeout_s, metadata=self._router.metadata
+            )
         except grpc.aio.AioRpcError as exc:
             raise self._router.error(exc) from None
         self._router.heard = True

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
@@ -26,8 +27,15 @@ class Target:
     """Where a client asks."""
 
     address: str
+    api_key: str | None = field(default=None, repr=False)
     # Whether a router was ever there. Where none was, none is waited for.
     heard: bool = False
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with each call."""
+        api_key = self.api_key or os.environ.get("KVFERRY_API_KEY")
+        return (("authorization", f"Bearer {api_key}"),) if api_key else ()
 
     def error(self, exc: grpc.RpcError) -> KVFerryError:
         """The typed error behind a failed call."""

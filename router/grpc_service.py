@@ -15,6 +15,7 @@ from router.structured import native_grammar
 from router.text import Prompt, TextService, new_request_id
 from router.traces import Traces
 from workers.errors import InvalidRequestError, KVFerryError
+from workers.request import Slo, Terms
 from workers.rpc import ACCEPTED_KEY, abort_with, typed_errors
 from workers.wire import logprobs_to_pb, params_from_pb, reason_to_pb, timeline_to_pb
 
@@ -42,7 +43,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     # Writes rather than yields: a cancelled call then ends inside this coroutine, which aborts the request at once.
     async def Generate(self, request: router_pb2.GenerateRequest, context: GenerateContext) -> None:  # type: ignore[override]
         try:
-            prepared = self._prepare(request)
+            prepared = await self._prepare(request)
             await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
             async with aclosing(self._text.stream(prepared)) as chunks:
                 async for chunk in chunks:
@@ -67,11 +68,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def GetTrace(self, request: router_pb2.GetTraceRequest, context: TraceContext) -> router_pb2.GetTraceResponse:
         return router_pb2.GetTraceResponse(traces=self._traces.tell(request.request_id))
 
-    def _prepare(self, request: router_pb2.GenerateRequest) -> TextRequest:
+    async def _prepare(self, request: router_pb2.GenerateRequest) -> TextRequest:
         self._text.model_name(request.model)
         request_id = request.request_id or new_request_id("gen")
         params = replace(params_from_pb(request.params), grammar=native_grammar(request))
-        return self._text.prepare(_prompt(request), params, request_id, _options(request))
+        return await self._text.prepared(_prompt(request), params, request_id, _options(request))
 
 
 def _options(request: router_pb2.GenerateRequest) -> TextOptions:
@@ -81,7 +82,12 @@ def _options(request: router_pb2.GenerateRequest) -> TextOptions:
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
         cache_salt=request.cache_salt,
         so_far={choice: held.token_ids for choice, held in sorted(request.output_token_ids.items())},
+        terms=Terms(priority=request.priority, slo=_slo(request.slo) if request.HasField("slo") else None),
     )
+
+
+def _slo(slo: router_pb2.Slo) -> Slo:
+    return Slo(*(getattr(slo, name) if slo.HasField(name) else None for name in ("ttft_ms", "tpot_ms")))
 
 
 def _prompt(request: router_pb2.GenerateRequest) -> Prompt:

@@ -21,7 +21,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._in_head:
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self.send_400_response(f"the request line and headers are over {MAX_HEAD_BYTES} bytes; send less")
+                self.send_400_response(f"the request line and headers are over {MAX_HEAD_BYTES} bytes")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

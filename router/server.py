@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import grpc.aio
 import uvicorn
@@ -17,11 +18,13 @@ from starlette.types import ASGIApp
 
 from protos import router_pb2, router_pb2_grpc
 from router.config import RouterConfig
+from router.grpc_keys import KeyInterceptor
 from router.grpc_service import RouterService
-from router.http_protocol import HttpProtocol
+from router.http_patience import PatientProtocol
 from router.openai import build_app
 from router.pool import WorkerPool
 from router.router import Router
+from router.tenants import KeyRing
 from router.text import TextService
 from workers.config import ModelConfig
 from workers.errors import ConfigError
@@ -106,6 +109,7 @@ class RouterServer:
         self._cluster_name = cluster_name
         self._network = network or GrpcNetwork()
         self.text = _text_service(router, tokenizer, model)
+        self._keys = KeyRing(config.api_keys) if config.api_keys else None
         self.text.metrics.watch(router, pool.status)
         # The bound ports, after start.
         self.http_port = config.http_port
@@ -152,7 +156,7 @@ class RouterServer:
         )
 
     async def _start_grpc(self) -> None:
-        server = self._network.server()
+        server = self._network.server([KeyInterceptor(self._keys)] if self._keys else ())
         service = RouterService(self.text, self.status, self._router.audit, self._router.traces)
         router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
         host, port = self._config.host, self._config.grpc_port
@@ -166,7 +170,8 @@ class RouterServer:
     async def _start_http(self) -> None:
         listener = listen(self._config.host, self._config.http_port)
         self.http_port = listener.getsockname()[1]
-        self._http = server_of(build_app(self.text, self._pool))
+        app = build_app(self.text, self._pool, self._config, self._keys)
+        self._http = server_of(app, self._config.body_timeout_s)
         self._serving = asyncio.create_task(self._http.serve(sockets=[listener]))
         answering = asyncio.create_task(self._http.answering.wait())
         await asyncio.wait({self._serving, answering}, return_when=asyncio.FIRST_COMPLETED)
@@ -190,11 +195,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-def server_of(app: ASGIApp) -> _Server:
+def server_of(app: ASGIApp, timeout_s: float) -> _Server:
+    """`timeout_s`: what a client gets to send the head of a request, and to read on."""
     return _Server(
         uvicorn.Config(
             app,
-            http=HttpProtocol,
+            http=cast(Any, functools.partial(PatientProtocol, timeout_s=timeout_s)),
             ws="none",
             lifespan="off",
             log_config=None,

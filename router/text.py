@@ -7,16 +7,18 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol, cast
 
 import xxhash
 
 from router.answer import Answer, TextChunk, TextOptions, TextRequest
-from router.limits import Limits, check_cache_salt, check_request_id, check_stops
+from router.limits import Limits, check_cache_salt, check_request_id, check_stops, check_terms
 from router.metrics import RouterMetrics
-from workers.errors import ConflictError, InvalidRequestError, KVFerryError, NotFoundError
-from workers.request import FinishReason, SamplingParams, TokenOutput, with_seed
-from workers.tokenizer import Tokenizer
+from router.tenants import CALLER
+from workers.errors import ConflictError, InvalidRequestError, KVFerryError, NotFoundError, OverloadedError
+from workers.request import NO_TERMS, FinishReason, SamplingParams, Terms, TokenOutput, with_seed
+from workers.tokenizer import LONG_CHARS, Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ class Generator(Protocol):
         request_id: str,
         cache_salt: str = "",
         so_far: Mapping[int, Sequence[int]] | None = None,
+        terms: Terms = NO_TERMS,
     ) -> AsyncGenerator[TokenOutput, None]: ...
 
     def end(self, request_id: str, error: KVFerryError) -> None: ...
@@ -79,18 +82,34 @@ class TextService:
         request_id: str,
         options: TextOptions = NO_OPTIONS,
     ) -> TextRequest:
-        """Check and tokenise. Raises InvalidRequestError, before any work."""
+        """Check, tokenise and charge the prompt to its caller. Raises InvalidRequestError, and OverloadedError when the
+        caller's tokens are used up, before any work."""
         arrived_s = asyncio.get_running_loop().time()
         check_request_id(request_id)
         check_stops(options.stops)
         check_cache_salt(options.cache_salt)
+        check_terms(options.terms)
         param = "messages" if _is_chat(prompt) else "prompt"
         token_ids = self._token_ids(prompt, param)
         self._limits.check_prompt(token_ids, param)
         params = self._limits.complete_params(params, len(token_ids), options.default_max_tokens, param)
         self._limits.check_so_far(options.so_far, params)
-        params = with_seed(params, seed_of(request_id, options.tenant))
-        return TextRequest(request_id, token_ids, params, options, arrived_s)
+        caller = CALLER.get()
+        terms = caller.terms(options.terms) if caller else options.terms
+        params = with_seed(params, seed_of(request_id, terms.tenant))
+        if caller is not None:
+            caller.take_prompt(len(token_ids))
+        return TextRequest(request_id, token_ids, params, options, arrived_s, terms, caller)
+
+    async def prepared(
+        self, prompt: Prompt, params: SamplingParams, request_id: str, options: TextOptions = NO_OPTIONS
+    ) -> TextRequest:
+        """`prepare`, but a long text is tokenised on a thread, where it holds up nobody's tokens."""
+        if not isinstance(prompt, str) or len(prompt) <= LONG_CHARS:
+            return self.prepare(prompt, params, request_id, options)
+        arrived_s = asyncio.get_running_loop().time()
+        token_ids = await asyncio.to_thread(self._token_ids, prompt, "prompt")
+        return replace(self.prepare(token_ids, params, request_id, options), arrived_s=arrived_s)
 
     async def complete(
         self, prompt: Prompt, params: SamplingParams, request_id: str, options: TextOptions = NO_OPTIONS
@@ -114,6 +133,8 @@ class TextService:
                     if (answer := answers[output.choice]).ended:
                         continue
                     chunk = answer.take(output)
+                    if request.caller is not None:
+                        request.caller.spend(len(chunk.token_ids))
                     if chunk.finish_reason is None or not all(one.ended for one in answers.values()):
                         yield chunk
                         continue
@@ -122,6 +143,9 @@ class TextService:
                         break
         except KVFerryError as error:
             self.metrics.failed(type(error).__name__)
+            refused = isinstance(error, OverloadedError) and not any(answer.num_tokens for answer in answers.values())
+            if refused and request.caller is not None:
+                request.caller.spend(-len(request.prompt_token_ids))
             raise
         except (asyncio.CancelledError, GeneratorExit):
             num_tokens = sum(answer.num_tokens for answer in answers.values())
@@ -143,7 +167,12 @@ class TextService:
         try:
             options = request.options
             generated = self._router.generate(
-                request.prompt_token_ids, request.params, unique, options.cache_salt, options.so_far or None
+                request.prompt_token_ids,
+                request.params,
+                unique,
+                options.cache_salt,
+                options.so_far or None,
+                request.terms,
             )
             async with aclosing(generated) as outputs:
                 async for output in outputs:

@@ -13,6 +13,7 @@ from protos import router_pb2, worker_pb2, worker_pb2_grpc
 from router.config import RouterConfig
 from router.outputs import Outputs
 from router.policy import Load
+from router.prediction import Pace
 from workers.errors import DeadlineError, KVFerryError, UnavailableError
 from workers.request import Request, TokenOutput
 from workers.rpc import Network, call, close_quietly, error_from_rpc
@@ -36,6 +37,7 @@ class WorkerHandle:
     def __init__(self, address: str, router_id: str, config: RouterConfig, network: Network) -> None:
         self.address = address
         self.stats = worker_pb2.WorkerStats()
+        self.pace = Pace()
         # Prompt tokens sent for prefill whose token 1 has not come back.
         self.num_queued_tokens = 0
         # Set when something may have changed for those who wait for room.
@@ -216,6 +218,9 @@ class WorkerHandle:
         if self.stats.incarnation and stats.incarnation != self.stats.incarnation:
             self._lose("was replaced")
             self._unheard_aborts.clear()
+            self.pace = Pace()
+        else:
+            self.pace.saw_stats(self.stats, stats, _now())
         self._misses = 0
         self.stats = stats
         self._note_change()

@@ -3,6 +3,7 @@
 KVFerryError                     INTERNAL             500
   ConfigError                    INVALID_ARGUMENT     400   a config, model or machine that cannot work
   InvalidRequestError            INVALID_ARGUMENT     400   the request is at fault; `param` names the field
+  AuthenticationError            UNAUTHENTICATED      401   no API key, or a wrong one
   NotFoundError                  NOT_FOUND            404   no such model or job
   OverloadedError                RESOURCE_EXHAUSTED   429   no room now; retry after `retry_after_s`
   UnavailableError               UNAVAILABLE          503   no worker or router answers
@@ -48,6 +49,12 @@ class InvalidRequestError(KVFerryError):
     openai_type = "invalid_request_error"
 
 
+class AuthenticationError(KVFerryError):
+    grpc_code = grpc.StatusCode.UNAUTHENTICATED
+    http_status = 401
+    openai_type = "invalid_request_error"
+
+
 class NotFoundError(KVFerryError):
     grpc_code = grpc.StatusCode.NOT_FOUND
     http_status = 404
@@ -58,7 +65,12 @@ class OverloadedError(KVFerryError):
     grpc_code = grpc.StatusCode.RESOURCE_EXHAUSTED
     http_status = 429
     openai_type = "rate_limit_error"
-    retry_after_s: float = 1.0
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: float = 1.0
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.retry_after_s = retry_after_s
 
 
 class UnavailableError(KVFerryError):
@@ -98,6 +110,7 @@ _ALL: tuple[type[KVFerryError], ...] = (
     KVFerryError,
     ConfigError,
     InvalidRequestError,
+    AuthenticationError,
     NotFoundError,
     OverloadedError,
     UnavailableError,

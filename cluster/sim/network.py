@@ -146,7 +146,8 @@ class Host:
     def connect(self, address: str, *, bulk: bool = False) -> grpc.aio.Channel:
         return cast(grpc.aio.Channel, SimChannel(self, address))
 
-    def server(self) -> grpc.aio.Server:
+    def server(self, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
+        assert not interceptors, "calls of the simulated network have no metadata"
         return cast(grpc.aio.Server, SimServer(self))
 
     async def listen(self, server: grpc.aio.Server, host: str, port: int) -> str:
@@ -226,7 +227,7 @@ class SimChannel:
         response_deserializer: Callable[[bytes], Any] | None = None,
         _registered_method: bool | None = False,
     ) -> Callable[..., UnaryCall]:
-        def call(message: Any, *, timeout: float | None = None) -> UnaryCall:
+        def call(message: Any, *, timeout: float | None = None, metadata: tuple[()] = ()) -> UnaryCall:
             return self._begin(UnaryCall(self, method, response_deserializer), message, request_serializer, timeout)
 
         return call
@@ -238,7 +239,7 @@ class SimChannel:
         response_deserializer: Callable[[bytes], Any] | None = None,
         _registered_method: bool | None = False,
     ) -> Callable[..., StreamCall]:
-        def call(message: Any, *, timeout: float | None = None) -> StreamCall:
+        def call(message: Any, *, timeout: float | None = None, metadata: tuple[()] = ()) -> StreamCall:
             return self._begin(StreamCall(self, method, response_deserializer), message, request_serializer, timeout)
 
         return call

@@ -38,7 +38,7 @@ FRONT = (
         "an id is its tenant's own",
         "",
         "router/text.py",
-        "seed_of(request_id, options.tenant)",
+        "seed_of(request_id, terms.tenant)",
         "seed_of(request_id)",
         (f"{REPEATED_TESTS}::test_a_retry_after_the_end_has_the_same_answer_and_another_tenants_is_another",),
     ),

@@ -17,7 +17,7 @@ from tests.factories import SimCluster, prompt_of, sim_cluster
 from tests.fake_model import VOCAB_SIZE
 from tests.router.scripted import smollm
 from workers.errors import ConflictError
-from workers.request import SamplingParams
+from workers.request import SamplingParams, Terms
 
 # Without a seed: the id is one.
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True)
@@ -37,7 +37,7 @@ async def tokens(text: TextService, request: TextRequest, heard: list[TextChunk]
 
 
 def ask(text: TextService, prompt: Any = PROMPT, params: Any = SAMPLED, tenant: Any = "") -> TextRequest:
-    return text.prepare(prompt, params, "mine", TextOptions(tenant=tenant))
+    return text.prepare(prompt, params, "mine", TextOptions(terms=Terms(tenant)))
 
 
 def test_a_retry_after_the_end_has_the_same_answer_and_another_tenants_is_another():

@@ -80,7 +80,7 @@ async def serve_empty_app(step_s: float, pipe: Connection) -> None:
     listener = listen("127.0.0.1", 0)
     steps = empty_app.Steps(step_s)
     stepping = asyncio.create_task(steps.run())
-    server: uvicorn.Server = server_of(empty_app.build(steps))
+    server: uvicorn.Server = server_of(empty_app.build(steps), timeout_s=60.0)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     pipe.send(listener.getsockname()[1])
     await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
