@@ -12,7 +12,7 @@ STAMP := .venv/.installed
 # Two processes, a thread each: tests of clusters in one, all others in the other, until one has nothing left.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: install demo test test-all peers mutants check bench bench-transfer bench-death bench-routing proto clean
+.PHONY: install demo test test-all peers mutants check bench bench-router bench-transfer bench-death bench-routing proto clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -63,6 +63,10 @@ mutants: install
 bench: install
 	$(BIN)/python -m cluster.bench.decode_step
 	$(BIN)/python -m cluster.bench.kv_precision
+
+# What the router costs beside an empty FastAPI app; a minute.
+bench-router: install
+	$(BIN)/python -m cluster.bench.router
 
 # GB/s of each transport beside what this machine can do, and what hand-offs cost; under two minutes.
 bench-transfer: install

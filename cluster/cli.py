@@ -1,4 +1,4 @@
-"""The command `kvferry`: up, status, verify, generate, down. Exit codes: 0 done, 1 failed, 2 wrong usage or config.
+"""The command `kvferry`. Exit codes: 0 done, 1 failed, 2 wrong usage or config.
 
 Errors are one line on stderr. Each command loads what it needs only when it runs, so that --help is quick.
 """
@@ -106,6 +106,30 @@ def verify(name: str, targets: tuple[str, ...], as_json: bool) -> int:
         Console().print(render.audit_table(report))
         click.echo(render.audit_verdict(report))
     return 0 if report.clean else 1
+
+
+@cli.command()
+@click.argument("request_id", metavar="ID")
+@_name
+@_target
+def trace(request_id: str, name: str, target: str | None) -> None:
+    """Show what became of a request: its tries, its workers, and where its time went.
+
+    ID is the answer's id, or what was sent as X-Request-Id. Requests that run are known, and the latest that ended.
+    """
+    from rich.console import Console
+
+    from cluster import render_trace
+    from cluster.client import Client
+
+    with Client(target or _running_target(name)) as client:
+        traces = client.trace(request_id)
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    for one in traces:
+        console.print(render_trace.title(one), highlight=False, soft_wrap=True)
+        console.print(render_trace.table(one))
+        for line in render_trace.failures(one):
+            console.print(line, highlight=False, soft_wrap=True)
 
 
 @cli.command()

@@ -111,6 +111,14 @@ class Client:
         except grpc.RpcError as exc:
             raise self._router.error(exc) from None
 
+    def trace(self, request_id: str, timeout_s: float = _STATUS_TIMEOUT_S) -> list[pb.Trace]:
+        """What became of a request that runs or has lately ended. Raises NotFoundError for an id not known there."""
+        try:
+            answer = self._stub.GetTrace(pb.GetTraceRequest(request_id=request_id), timeout=timeout_s)
+        except grpc.RpcError as exc:
+            raise self._router.error(exc) from None
+        return list(answer.traces)
+
     def close(self) -> None:
         self._channel.close()
 
@@ -169,6 +177,14 @@ class AsyncClient:
             raise self._router.error(exc) from None
         self._router.heard = True
         return answer
+
+    async def trace(self, request_id: str, timeout_s: float = _STATUS_TIMEOUT_S) -> list[pb.Trace]:
+        """What became of a request that runs or has lately ended. Raises NotFoundError for an id not known there."""
+        try:
+            answer = await self._stub.GetTrace(pb.GetTraceRequest(request_id=request_id), timeout=timeout_s)
+        except grpc.aio.AioRpcError as exc:
+            raise self._router.error(exc) from None
+        return list(answer.traces)
 
     async def close(self) -> None:
         await self._channel.close()

@@ -229,3 +229,55 @@ class AuditRouterResponse(_message.Message):
     workers: _containers.RepeatedCompositeFieldContainer[WorkerAudit]
     attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
     def __init__(self, incarnation: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerAudit, _Mapping]]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ...) -> None: ...
+
+class Try(_message.Message):
+    __slots__ = ("began_s", "elapsed_s", "choices", "prefill", "decode", "num_tokens", "error", "timeline", "running")
+    BEGAN_S_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    began_s: float
+    elapsed_s: float
+    choices: _containers.RepeatedScalarFieldContainer[int]
+    prefill: str
+    decode: str
+    num_tokens: int
+    error: str
+    timeline: _worker_pb2.Timeline
+    running: bool
+    def __init__(self, began_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., choices: _Optional[_Iterable[int]] = ..., prefill: _Optional[str] = ..., decode: _Optional[str] = ..., num_tokens: _Optional[int] = ..., error: _Optional[str] = ..., timeline: _Optional[_Union[_worker_pb2.Timeline, _Mapping]] = ..., running: _Optional[bool] = ...) -> None: ...
+
+class Trace(_message.Message):
+    __slots__ = ("request_id", "num_prompt_tokens", "arrived_unix_s", "elapsed_s", "outcome", "num_tries", "tries")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRIES_FIELD_NUMBER: _ClassVar[int]
+    TRIES_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    num_prompt_tokens: int
+    arrived_unix_s: float
+    elapsed_s: float
+    outcome: str
+    num_tries: int
+    tries: _containers.RepeatedCompositeFieldContainer[Try]
+    def __init__(self, request_id: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., arrived_unix_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., outcome: _Optional[str] = ..., num_tries: _Optional[int] = ..., tries: _Optional[_Iterable[_Union[Try, _Mapping]]] = ...) -> None: ...
+
+class GetTraceRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class GetTraceResponse(_message.Message):
+    __slots__ = ("traces",)
+    TRACES_FIELD_NUMBER: _ClassVar[int]
+    traces: _containers.RepeatedCompositeFieldContainer[Trace]
+    def __init__(self, traces: _Optional[_Iterable[_Union[Trace, _Mapping]]] = ...) -> None: ...

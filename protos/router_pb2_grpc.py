@@ -50,6 +50,11 @@ class RouterServiceStub:
                 request_serializer=protos_dot_router__pb2.AuditRouterRequest.SerializeToString,
                 response_deserializer=protos_dot_router__pb2.AuditRouterResponse.FromString,
                 _registered_method=True)
+        self.GetTrace = channel.unary_unary(
+                '/kvferry.v1.RouterService/GetTrace',
+                request_serializer=protos_dot_router__pb2.GetTraceRequest.SerializeToString,
+                response_deserializer=protos_dot_router__pb2.GetTraceResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -75,6 +80,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTrace(self, request, context):
+        """Of a request that runs here or did lately. NOT_FOUND: none of that id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.AuditRouter,
                     request_deserializer=protos_dot_router__pb2.AuditRouterRequest.FromString,
                     response_serializer=protos_dot_router__pb2.AuditRouterResponse.SerializeToString,
+            ),
+            'GetTrace': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTrace,
+                    request_deserializer=protos_dot_router__pb2.GetTraceRequest.FromString,
+                    response_serializer=protos_dot_router__pb2.GetTraceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +193,33 @@ class RouterService:
             '/kvferry.v1.RouterService/AuditRouter',
             protos_dot_router__pb2.AuditRouterRequest.SerializeToString,
             protos_dot_router__pb2.AuditRouterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.v1.RouterService/GetTrace',
+            protos_dot_router__pb2.GetTraceRequest.SerializeToString,
+            protos_dot_router__pb2.GetTraceResponse.FromString,
             options,
             channel_credentials,
             insecure,

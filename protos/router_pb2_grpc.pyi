@@ -37,6 +37,8 @@ class RouterServiceStub:
     GetStatus: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]
     AuditRouter: _grpc.UnaryUnaryMultiCallable[_router_pb2.AuditRouterRequest, _router_pb2.AuditRouterResponse]
     """For `kvferry verify`."""
+    GetTrace: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetTraceRequest, _router_pb2.GetTraceResponse]
+    """Of a request that runs here or did lately. NOT_FOUND: none of that id."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -47,6 +49,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     GetStatus: _aio.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]  # type: ignore[assignment]
     AuditRouter: _aio.UnaryUnaryMultiCallable[_router_pb2.AuditRouterRequest, _router_pb2.AuditRouterResponse]  # type: ignore[assignment]
     """For `kvferry verify`."""
+    GetTrace: _aio.UnaryUnaryMultiCallable[_router_pb2.GetTraceRequest, _router_pb2.GetTraceResponse]  # type: ignore[assignment]
+    """Of a request that runs here or did lately. NOT_FOUND: none of that id."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     """The native API."""
@@ -72,5 +76,13 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.AuditRouterResponse, _abc.Awaitable[_router_pb2.AuditRouterResponse]]:
         """For `kvferry verify`."""
+
+    @_abc_1.abstractmethod
+    def GetTrace(
+        self,
+        request: _router_pb2.GetTraceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.GetTraceResponse, _abc.Awaitable[_router_pb2.GetTraceResponse]]:
+        """Of a request that runs here or did lately. NOT_FOUND: none of that id."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

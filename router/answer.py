@@ -54,8 +54,18 @@ class TextRequest:
         """Those wanted."""
         return self.options.so_far or range(self.params.n)
 
+    def is_same(self, other: TextRequest) -> bool:
+        """Whether it is one request sent twice, whatever of the answer is there already."""
+        return (
+            (self.request_id, self.terms.tenant) == (other.request_id, other.terms.tenant)
+            and self.params == other.params
+            and replace(self.options, so_far={}) == replace(other.options, so_far={})
+            and self.prompt_token_ids == other.prompt_token_ids
+        )
 
-@dataclass(frozen=True, slots=True)
+
+# Not frozen, for speed: there is one for each token.
+@dataclass(slots=True)
 class TextChunk:
     """Output tokens [index, index + len(token_ids)) and the text that they made sure. From num_prompt_tokens on the
     fields are those of the whole answer, set on the last chunk, which has finish_reason; but for the logprobs.
@@ -96,6 +106,8 @@ class Answer:
         self._first_s = 0.0
         self._latest_s: float | None = None
         self._num_cached_tokens = 0
+        # The latest that was told of it.
+        self._timeline = Timeline()
         self.num_tokens = 0
         self.ended = False
         self._hold(request.options.so_far.get(choice, ()))
@@ -107,6 +119,8 @@ class Answer:
             raise KVFerryError(
                 f"{output.request_id}: token {self.num_tokens} is next, {output.index} came: a gap in the answer; retry"
             )
+        if output.timeline is not None:
+            self._timeline = output.timeline
         token_ids, text = self._show(output)
         self._time(len(token_ids))
         index, self.num_tokens = self.num_tokens, self.num_tokens + len(token_ids)
@@ -127,7 +141,7 @@ class Answer:
             return chunk
         if not stopped:
             chunk = replace(chunk, text=text + self._flush())
-        return self._last(chunk, reason, output.timeline)
+        return self._last(chunk, reason, stopped)
 
     def _hold(self, token_ids: Sequence[int]) -> None:
         """Tokens whose text the client has: what of it was held back is known again. Raises InvalidRequestError."""
@@ -170,9 +184,13 @@ class Answer:
             self._metrics.tokens(count, now_s - self._latest_s)
         self._latest_s = now_s
 
-    def _last(self, chunk: TextChunk, reason: FinishReason, timeline: Timeline | None) -> TextChunk:
+    def _last(self, chunk: TextChunk, reason: FinishReason, stopped: bool) -> TextChunk:
         self.ended = True
         arrived_s, end_s = self._request.arrived_s, self._clock()
+        timeline = self._timeline
+        if stopped:
+            # Its worker has not told the end of it.
+            timeline += Timeline(decode_s=max(0.0, end_s - arrived_s - timeline.total_s))
         num_new = self.num_tokens - self._num_held
         tpot_s = (end_s - self._first_s) / (num_new - 1) if num_new > 1 else 0.0
         num_prompt_tokens = len(self._request.prompt_token_ids)

@@ -62,6 +62,8 @@ class RouterConfig(Strict):
     # on from a copy of its KV (transfer.resume: replicate). 0.0: nothing else is computed there.
     short_prefill_tokens: int = Field(default=64, ge=1)
     max_interference: float = Field(default=0.0, ge=0)
+    # Ended requests that `kvferry trace` still knows.
+    max_traces: int = Field(default=1000, ge=0)
     # Tries in a row that may bring a request no token; the longest wait before the second, which doubles with each.
     max_attempts: int = Field(default=4, ge=1, le=20)
     retry_s: float = Field(default=0.2, gt=0)

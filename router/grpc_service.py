@@ -13,16 +13,18 @@ from protos import router_pb2, router_pb2_grpc
 from router.answer import TextChunk, TextOptions, TextRequest
 from router.structured import native_grammar
 from router.text import Prompt, TextService, new_request_id
+from router.traces import Traces
 from workers.chat_template import Chat
 from workers.errors import InvalidRequestError, KVFerryError
 from workers.request import Slo, Terms
-from workers.rpc import ACCEPTED_KEY, abort_with
+from workers.rpc import ACCEPTED_KEY, abort_with, typed_errors
 from workers.wire import logprobs_to_pb, params_from_pb, reason_to_pb, timeline_to_pb
 
 logger = logging.getLogger(__name__)
 
 GenerateContext = grpc.aio.ServicerContext[router_pb2.GenerateRequest, router_pb2.GenerateResponse]
 AuditContext = grpc.aio.ServicerContext[router_pb2.AuditRouterRequest, router_pb2.AuditRouterResponse]
+TraceContext = grpc.aio.ServicerContext[router_pb2.GetTraceRequest, router_pb2.GetTraceResponse]
 StatusContext = grpc.aio.ServicerContext[router_pb2.GetStatusRequest, router_pb2.GetStatusResponse]
 
 
@@ -32,10 +34,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         text: TextService,
         status: Callable[[], router_pb2.GetStatusResponse],
         audit: Callable[[], Awaitable[router_pb2.AuditRouterResponse]],
+        traces: Traces,
     ) -> None:
         self._text = text
         self._status = status
         self._audit = audit
+        self._traces = traces
 
     # Writes rather than yields: a cancelled call then ends inside this coroutine, which aborts the request at once.
     async def Generate(self, request: router_pb2.GenerateRequest, context: GenerateContext) -> None:  # type: ignore[override]
@@ -60,6 +64,10 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.AuditRouterRequest, context: AuditContext
     ) -> router_pb2.AuditRouterResponse:
         return await self._audit()
+
+    @typed_errors
+    async def GetTrace(self, request: router_pb2.GetTraceRequest, context: TraceContext) -> router_pb2.GetTraceResponse:
+        return router_pb2.GetTraceResponse(traces=self._traces.tell(request.request_id))
 
     async def _prepare(self, request: router_pb2.GenerateRequest) -> TextRequest:
         self._text.model_name(request.model)

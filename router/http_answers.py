@@ -40,6 +40,11 @@ async def read_json(request: Request) -> dict[str, Any]:
     return body
 
 
+def wants_timeline(request: Request) -> bool:
+    """Whether the answer is to tell where its time went."""
+    return request.headers.get("x-kvferry-timeline", "").strip() == "1"
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
@@ -112,6 +117,9 @@ def error_response(error: KVFerryError) -> JSONResponse:
 
 
 def retry_headers(status: int, error: KVFerryError | None = None) -> dict[str, str]:
+    if status == 409:
+        # openai-python sends such a request again by itself, which would take it from where it was sent again.
+        return {"x-should-retry": "false"}
     if status not in (429, 503):
         return {}
     wait_s = error.retry_after_s if isinstance(error, OverloadedError) else _RETRY_AFTER_S

@@ -9,12 +9,13 @@ import asyncio
 import json
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from router.http_protocol import HttpProtocol
 from router.openai.wire import error_object
 
 
-class PatientProtocol(H11Protocol):
+class PatientProtocol(HttpProtocol):
     """uvicorn's own waits for ever: for the head of a connection's first request, for the rest of any other's head, and
     for whoever does not read."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from protos import router_pb2
 from protos.worker_pb2 import WorkerStats
+from router.histogram import Histogram
 from workers.request import FinishReason, Timeline
 
 _TTFT_BUCKETS_S = (
@@ -83,7 +84,7 @@ class RouterMetrics:
         self._model_name = model_name
         self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to token 1.", _TTFT_BUCKETS_S)
         self._gap = self._histogram(
-            "time_per_output_token_seconds", "Between the outputs of a request, per token.", _TOKEN_BUCKETS_S
+            "inter_token_latency_seconds", "Between the outputs of a request, per token.", _TOKEN_BUCKETS_S
         )
         self._tpot = self._histogram(
             "request_time_per_output_token_seconds", "(E2E - TTFT) / (N - 1) of a request.", _TOKEN_BUCKETS_S
@@ -119,13 +120,12 @@ class RouterMetrics:
         self._success.labels(self._model_name, reason.value).inc()
         self._prompt_tokens.inc(num_prompt_tokens)
 
-    def times(self, e2e_s: float, tpot_s: float, timeline: Timeline | None) -> None:
+    def times(self, e2e_s: float, tpot_s: float, timeline: Timeline) -> None:
         self._e2e.observe(e2e_s)
         if tpot_s > 0:
             self._tpot.observe(tpot_s)
-        if timeline is not None:
-            for field, histogram in self._phases.items():
-                histogram.observe(getattr(timeline, field))
+        for field, histogram in self._phases.items():
+            histogram.observe(getattr(timeline, field))
 
     def failed(self, error_type: str) -> None:
         self._errors.labels(self._model_name, error_type).inc()
@@ -134,8 +134,7 @@ class RouterMetrics:
         return generate_latest(self.registry)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        metric = Histogram(f"kvferry_{name}", text, ["model_name"], registry=self.registry, buckets=buckets)
-        return metric.labels(self._model_name)
+        return Histogram(f"kvferry_{name}", text, self._model_name, buckets, self.registry)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"kvferry_{name}", text, ["model_name"], registry=self.registry).labels(self._model_name)

@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from protos import router_pb2, worker_pb2
 from router.admission import Admission, Placement
+from router.call import Call, Choice, Failures, are_one, num_tokens_of
 from router.config import RouterConfig
 from router.merge import merge
 from router.pool import WorkerPool
+from router.traces import Traces, Try
 from workers.backoff import pause_s
 from workers.engine.choices import children_of
 from workers.errors import (
     AbortedError,
     DeadlineError,
     FrameError,
+    KVFerryError,
     StaleGrantError,
     UnavailableError,
 )
-from workers.request import NO_TERMS, Request, SamplingParams, Terms, Timeline, TokenOutput
+from workers.request import NO_TERMS, Request, SamplingParams, Terms, TokenOutput
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,8 @@ class Router:
         self._num_attempts = 0
         # Those under way, by their ids on the workers.
         self._attempts: dict[str, Placement] = {}
+        self._calls: dict[str, Call] = {}
+        self.traces = Traces(config.max_traces)
 
     @property
     def num_queued(self) -> int:
@@ -65,10 +70,12 @@ class Router:
         so_far: Mapping[int, Sequence[int]] | None = None,
         terms: Terms = NO_TERMS,
     ) -> AsyncGenerator[TokenOutput, None]:
-        """Outputs of all choices: of each with ascending index, the last with finish_reason and its whole timeline.
+        """Outputs of all choices: of each with ascending index, the last with finish_reason and its whole timeline,
+        some others with the timeline so far.
 
         `so_far`: by choice, the tokens that are there already, and no choices but these. Closing it aborts all. The
-        caller has validated params against the model. Raises KVFerryError.
+        caller has validated params against the model, and gives no two requests at once the same id. Raises
+        KVFerryError.
         """
         request = Request(
             request_id,
@@ -80,45 +87,76 @@ class Router:
             priority=terms.priority,
             slo=terms.slo,
         )
-        choices = [_Choice(one) for one in (children_of(request) if params.n > 1 else [request])]
+        choices = [Choice(one) for one in (children_of(request) if params.n > 1 else [request])]
         if so_far is not None:
             choices = [choice for choice in choices if choice.request.choice in so_far]
             for choice in choices:
                 choice.request.output_token_ids.extend(so_far[choice.request.choice])
-        return self._answer(request, choices)
+        return self._traced(request, choices)
+
+    def end(self, request_id: str, error: KVFerryError) -> None:
+        """Let the outputs of this request end with `error` now, whatever it waits for, and abort it on its workers."""
+        if call := self._calls.get(request_id):
+            call.end(error)
+
+    async def _traced(self, request: Request, choices: Sequence[Choice]) -> AsyncGenerator[TokenOutput, None]:
+        trace = self.traces.begin(request.request_id, request.num_prompt_tokens, _now())
+        call = self._calls[request.request_id] = Call(trace)
+        outcome = "closed by its reader: a stop string was found, or the client is gone"
+        try:
+            async with aclosing(self._answer(call, request, choices, Failures(_now()))) as outputs:
+                async for output in outputs:
+                    yield output
+                    outcome = output.finish_reason or outcome
+        except KVFerryError as error:
+            outcome = f"{type(error).__name__}: {error.message}"
+            raise
+        finally:
+            del self._calls[request.request_id]
+            self.traces.end(trace, outcome, _now())
 
     async def _answer(
-        self, request: Request, choices: Sequence[_Choice], num_failed: int = 0, tried: Iterable[str] = ()
+        self, call: Call, request: Request, choices: Sequence[Choice], failures: Failures
     ) -> AsyncGenerator[TokenOutput, None]:
-        """All that is still to come of `choices`, of those that `request` asks for, after so many failures in a row, at
-        workers of the addresses `tried`."""
-        tried = set(tried)
+        """All that is still to come of `choices`, of those that `request` asks for."""
         by_index = {choice.request.choice: choice for choice in choices}
-        while _are_one(request, choices):
-            num_tokens = _num_tokens(choices)
+        while are_one(request, choices):
+            num_tokens = num_tokens_of(choices)
             numbered = self._numbered(request)
+            one_try = call.trace.begin(request.choices, failures.since_s)
             try:
-                async with aclosing(self._attempt(numbered, tried)) as outputs:
+                async with aclosing(self._attempt(call, numbered, failures.tried, one_try)) as outputs:
                     async for output in outputs:
-                        yield by_index[output.choice].take(output)
+                        yield by_index[output.choice].take(output, one_try)
                 return
-            except _RETRYABLE as error:
+            except KVFerryError as error:
+                failures.since_s = _now()
+                one_try.fail(error.message, failures.since_s)
+                if not isinstance(error, _RETRYABLE):
+                    raise
+                for choice in choices:
+                    choice.spent += one_try.told[choice.request.choice]
                 # Whoever gets on is not counted out: streams may outlive any number of workers. Prefill's token is no
                 # getting on: a request that kills whoever decodes it has it, too.
-                got_on = _num_tokens(choices) > num_tokens + len(choices)
-                num_failed = 1 if got_on else num_failed + 1
+                got_on = num_tokens_of(choices) > num_tokens + len(choices)
+                failures.num_in_a_row = 1 if got_on else failures.num_in_a_row + 1
                 logger.warning(
                     "%s: try %d ended after %d tokens: %s",
-                    request.request_id, num_failed, _num_tokens(choices), error.message,
+                    request.request_id, failures.num_in_a_row, num_tokens_of(choices), error.message,
                 )  # fmt: skip
                 if got_on:
                     for choice in choices:
                         choice.request.replica_address = numbered.replica_address
-                if num_failed >= self._config.max_attempts or self._pool.stopping:
+                if failures.num_in_a_row >= self._config.max_attempts or self._pool.stopping:
                     raise
                 key = f"{request.request_id} {request.choice}"
-                await asyncio.sleep(pause_s(self._config.retry_s, num_failed, key))
-        rest = [self._answer(one.request, [one], num_failed, tried) for one in choices if not one.finished]
+                async with call.wait():
+                    await asyncio.sleep(pause_s(self._config.retry_s, failures.num_in_a_row, key))
+        rest = [
+            self._answer(call, one.request, [one], replace(failures, tried=set(failures.tried)))
+            for one in choices
+            if not one.finished
+        ]
         async with aclosing(merge(rest)) as merged:
             async for _, output in merged:
                 yield output
@@ -158,18 +196,20 @@ class Router:
             slo=request.slo,
         )
 
-    async def _attempt(self, request: Request, tried: set[str]) -> AsyncGenerator[TokenOutput, None]:
+    async def _attempt(
+        self, call: Call, request: Request, tried: set[str], one_try: Try
+    ) -> AsyncGenerator[TokenOutput, None]:
         """One try on one pair of workers, from the request's tokens so far; adds to `tried` who may be
         at fault if it fails."""
-        arrived_s = _now()
-        placement = await self._admission.place(request, tried)
+        async with call.wait():
+            placement = await self._admission.place(request, tried)
+        one_try.placed(placement.prefill.name, placement.decode.name, _now())
         tried |= {placement.prefill.address, placement.decode.address}
-        queued_s = _now() - arrived_s
         request.replica_address = placement.replica_address
-        heard: set[int] = set()
         running = set(request.choices)
         placement.decode.expect(request.request_id)
         self._attempts[request.request_id] = placement
+        call.attempts[request.request_id] = placement.decode
         try:
             async with aclosing(self._run(request, placement)) as outputs:
                 async for output in outputs:
@@ -177,11 +217,9 @@ class Router:
                         tried.discard(placement.prefill.address)  # It has done its part.
                     if output.finish_reason is not None:
                         running.remove(output.choice)
-                    queued = Timeline(queued_s=0.0 if output.choice in heard else queued_s)
-                    heard.add(output.choice)
-                    yield replace(output, timeline=queued + (output.timeline or Timeline()))
+                    yield output
         finally:
-            del self._attempts[request.request_id]
+            del self._attempts[request.request_id], call.attempts[request.request_id]
             placement.decode.forget(request.request_id)
             if running:
                 self._abort(request.request_id, placement)
@@ -211,7 +249,7 @@ class Router:
     async def _token_1(self, request: Request, placement: Placement, grant: worker_pb2.Grant) -> list[TokenOutput]:
         """Of every choice. Raises what ended the hand-off, should the decode worker lose it first."""
         prefill = asyncio.ensure_future(placement.prefill.prefill(request, grant))
-        lost = asyncio.ensure_future(placement.decode.lost(request.request_id))
+        lost = placement.decode.failure_of(request.request_id)
         try:
             await asyncio.wait((prefill, lost), return_when=asyncio.FIRST_COMPLETED)
             if prefill.done():
@@ -219,7 +257,6 @@ class Router:
             raise lost.result()
         finally:
             prefill.cancel()
-            lost.cancel()
 
     def _abort(self, request_id: str, placement: Placement) -> None:
         self._in_background(placement.decode.abort(request_id))
@@ -230,47 +267,6 @@ class Router:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-@dataclass(slots=True)
-class _Choice:
-    """One answer as far as the client has it."""
-
-    request: Request
-    spent: Timeline = field(default_factory=Timeline)
-    finished: bool = False
-
-    def take(self, output: TokenOutput) -> TokenOutput:
-        """What of it is new; with the last, the whole timeline."""
-        new = _unseen(output, self.request)
-        self.request.output_token_ids.extend(new.token_ids)
-        self.spent += output.timeline or Timeline()
-        self.finished = new.finish_reason is not None
-        return replace(new, timeline=self.spent) if self.finished else new
-
-
-def _are_one(request: Request, choices: Sequence[_Choice]) -> bool:
-    """Whether an attempt at `request` goes on with all of them. Once several have begun, each goes on alone."""
-    return len(choices) == request.params.n and (len(choices) == 1 or not _num_tokens(choices))
-
-
-def _num_tokens(choices: Iterable[_Choice]) -> int:
-    return sum(choice.request.num_output_tokens for choice in choices)
-
-
-def _unseen(output: TokenOutput, request: Request) -> TokenOutput:
-    """The output without tokens that are there already. KVFerryError when tokens are missing before it."""
-    have = request.num_output_tokens
-    if output.index > have:
-        raise FrameError(f"{request.request_id}: token {have} is next, {output.index} came")
-    seen = have - output.index
-    return replace(
-        output,
-        request_id=request.request_id,
-        index=have,
-        token_ids=output.token_ids[seen:],
-        logprobs=output.logprobs[seen:],
-    )
 
 
 def _now() -> float:

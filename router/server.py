@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 
 import grpc.aio
 import uvicorn
+from starlette.types import ASGIApp
 
 from protos import router_pb2, router_pb2_grpc
 from router.config import RouterConfig
@@ -161,7 +162,7 @@ class RouterServer:
 
     async def _start_grpc(self) -> None:
         server = self._network.server([KeyInterceptor(self._keys)] if self._keys else ())
-        service = RouterService(self.text, self.status, self._router.audit)
+        service = RouterService(self.text, self.status, self._router.audit, self._router.traces)
         router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
         host, port = self._config.host, self._config.grpc_port
         try:
@@ -172,19 +173,10 @@ class RouterServer:
         self.grpc_port = int(address.rpartition(":")[2])
 
     async def _start_http(self) -> None:
-        listener = _listen(self._config.host, self._config.http_port)
+        listener = listen(self._config.host, self._config.http_port)
         self.http_port = listener.getsockname()[1]
-        self._http = _Server(
-            uvicorn.Config(
-                build_app(self.text, self._pool, self._config, self._keys),
-                http=cast(Any, functools.partial(PatientProtocol, timeout_s=self._config.body_timeout_s)),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=_GRACE_S,
-            )
-        )
+        app = build_app(self.text, self._pool, self._config, self._keys)
+        self._http = server_of(app, self._config.body_timeout_s)
         self._serving = asyncio.create_task(self._http.serve(sockets=[listener]))
         answering = asyncio.create_task(self._http.answering.wait())
         await asyncio.wait({self._serving, answering}, return_when=asyncio.FIRST_COMPLETED)
@@ -208,6 +200,21 @@ class _Server(uvicorn.Server):
         yield
 
 
+def server_of(app: ASGIApp, timeout_s: float) -> _Server:
+    """`timeout_s`: what a client gets to send the head of a request, and to read on."""
+    return _Server(
+        uvicorn.Config(
+            app,
+            http=cast(Any, functools.partial(PatientProtocol, timeout_s=timeout_s)),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+    )
+
+
 def _text_service(router: Router, tokenizer: Tokenizer, model: ModelConfig) -> TextService:
     path = resolve_model(model.model)
     architecture = read_architecture(path)
@@ -225,7 +232,7 @@ def _max_model_len(model: ModelConfig, architecture: ArchitectureConfig) -> int:
     return model.max_model_len or limit
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)

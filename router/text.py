@@ -17,7 +17,7 @@ from router.limits import Limits, check_cache_salt, check_request_id, check_stop
 from router.metrics import RouterMetrics
 from router.tenants import CALLER
 from workers.chat_template import Chat
-from workers.errors import InvalidRequestError, KVFerryError, NotFoundError, OverloadedError
+from workers.errors import ConflictError, InvalidRequestError, KVFerryError, NotFoundError, OverloadedError
 from workers.request import NO_TERMS, FinishReason, SamplingParams, Terms, TokenOutput, with_seed
 from workers.tokenizer import LONG_CHARS, Tokenizer
 
@@ -42,6 +42,8 @@ class Generator(Protocol):
         terms: Terms = NO_TERMS,
     ) -> AsyncGenerator[TokenOutput, None]: ...
 
+    def end(self, request_id: str, error: KVFerryError) -> None: ...
+
 
 class TextService:
     def __init__(
@@ -58,7 +60,8 @@ class TextService:
         self.max_model_len = max_model_len
         self.metrics = RouterMetrics(self.served_model_names[0])
         self._limits = Limits(max_model_len, vocab_size)
-        self._running: set[str] = set()
+        # By the ids that the router knows them by.
+        self._running: dict[str, TextRequest] = {}
 
     def model_name(self, model: str | None) -> str:
         """The name to answer with; none given means the only model served. NotFoundError for another model's."""
@@ -160,11 +163,11 @@ class TextService:
         yield last
 
     async def _generate(self, request: TextRequest) -> AsyncGenerator[TokenOutput, None]:
-        # Clients may repeat an id while its first use still runs; workers must not see it twice.
         unique = request.request_id
         while unique in self._running:
             unique = f"{request.request_id}.{uuid.uuid4().hex[:8]}"
-        self._running.add(unique)
+        self._take_over(request)
+        self._running[unique] = request
         try:
             options = request.options
             generated = self._router.generate(
@@ -179,7 +182,20 @@ class TextService:
                 async for output in outputs:
                     yield output
         finally:
-            self._running.discard(unique)
+            del self._running[unique]
+
+    def _take_over(self, request: TextRequest) -> None:
+        """A client that sends a request again wants the answer here: nothing works for where it was sent first.
+
+        Another request of the same id is no repetition, and goes on: gateways give one id to all that a user's click
+        brings about.
+        """
+        if request.request_id not in self._running:
+            return
+        for unique, other in self._running.items():
+            if other.is_same(request):
+                error = ConflictError(f"{request.request_id}: the same request came again, and is answered there")
+                self._router.end(unique, error)
 
     def token_ids(self, prompt: Prompt, add_special_tokens: bool | None = None) -> Sequence[int]:
         """None: special tokens are added to text; a chat template writes them itself."""

@@ -11,11 +11,12 @@ import grpc.aio
 
 from protos import router_pb2, worker_pb2, worker_pb2_grpc
 from router.config import RouterConfig
+from router.outputs import Outputs
 from router.prediction import Pace
 from router.roles import require_expected
 from workers.config import Role
-from workers.errors import BY_NAME, ConfigError, DeadlineError, KVFerryError, UnavailableError
-from workers.request import FinishReason, Request, TokenOutput
+from workers.errors import ConfigError, DeadlineError, KVFerryError, UnavailableError
+from workers.request import Request, TokenOutput
 from workers.rpc import Network, call, close_quietly, error_from_rpc
 from workers.wire import output_from_pb, request_to_pb
 
@@ -29,25 +30,6 @@ STOPPING = "the router is stopping; send the request again"
 # within four.
 _MAX_MISSES = 3
 _RECONNECT_S = 0.1
-
-
-class _Outputs:
-    """What one request has got from the worker, and whether it failed there."""
-
-    def __init__(self) -> None:
-        self.arrived: asyncio.Queue[TokenOutput | KVFerryError] = asyncio.Queue()
-        self.failure: asyncio.Future[KVFerryError] = asyncio.get_running_loop().create_future()
-
-    def put(self, output: TokenOutput) -> None:
-        if output.finish_reason is FinishReason.ERROR:
-            self.fail(BY_NAME.get(output.error_type, KVFerryError)(output.error_message))
-        else:
-            self.arrived.put_nowait(output)
-
-    def fail(self, error: KVFerryError) -> None:
-        self.arrived.put_nowait(error)
-        if not self.failure.done():
-            self.failure.set_result(error)
 
 
 class WorkerHandle:
@@ -71,7 +53,7 @@ class WorkerHandle:
         self._config = config
         self._channel = network.connect(address)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
-        self._outputs: dict[str, _Outputs] = {}
+        self._outputs: dict[str, Outputs] = {}
         # Of those who wait for an answer. Dicts for sets: in order, so that equal seeds give equal runs.
         self._losses: dict[asyncio.Future[KVFerryError], None] = {}
         # Requests that it may still be at work on, since their abort did not reach it.
@@ -102,6 +84,10 @@ class WorkerHandle:
         return self._misses < _MAX_MISSES and self._streaming
 
     @property
+    def name(self) -> str:
+        return self.stats.name or self.address
+
+    @property
     def role(self) -> str:
         return self.stats.role
 
@@ -123,7 +109,8 @@ class WorkerHandle:
         """Token 1 of every choice."""
         message = worker_pb2.PrefillRequest(request=request_to_pb(request), grant=grant)
         answer = call(self._stub.Prefill(message, timeout=self._config.prefill_timeout_s))
-        return [output_from_pb(output) for output in (await self.unless_lost(self._while_steps(answer))).outputs]
+        outputs = (await self.unless_lost(answer, self._config.token_timeout_s)).outputs
+        return [output_from_pb(output) for output in outputs]
 
     async def submit(self, request: Request) -> None:
         message = worker_pb2.SubmitRequest(request=request_to_pb(request), replica_address=request.replica_address)
@@ -146,10 +133,11 @@ class WorkerHandle:
 
     def expect(self, request_id: str) -> None:
         """From now on keep this request's outputs for `outputs`; `forget` ends it."""
-        self._outputs[request_id] = _Outputs()
+        self._outputs[request_id] = Outputs()
 
     def forget(self, request_id: str) -> None:
-        self._outputs.pop(request_id, None)
+        if outputs := self._outputs.pop(request_id, None):
+            outputs.close()
         self.changed.set()
 
     async def outputs(self, request_id: str, choices: Iterable[int]) -> AsyncGenerator[TokenOutput, None]:
@@ -157,25 +145,25 @@ class WorkerHandle:
 
         Raises what ended it on the worker, UnavailableError when that died.
         """
-        arrived = self._outputs[request_id].arrived
+        outputs, silence_s = self._outputs[request_id], self._config.token_timeout_s
+        outputs.limit_silence(silence_s, DeadlineError(f"{self.stats.name}: no token within {silence_s} s"))
         running = set(choices)
         while running:
-            try:
-                async with asyncio.timeout(self._config.token_timeout_s):
-                    output = await arrived.get()
-            except TimeoutError:
-                raise DeadlineError(f"{self.stats.name}: no token within {self._config.token_timeout_s} s") from None
-            if isinstance(output, KVFerryError):
-                raise output
+            output = await outputs.next()
             if output.choice not in running:
                 continue
             if output.finish_reason is not None:
                 running.remove(output.choice)
             yield output
 
-    async def lost(self, request_id: str) -> KVFerryError:
-        """Wait until this request has failed here; why."""
-        return await self._outputs[request_id].failure
+    def failure_of(self, request_id: str) -> asyncio.Future[KVFerryError]:
+        """Done, with the reason, when this request has failed here."""
+        return self._outputs[request_id].failure
+
+    def fail(self, request_id: str, error: KVFerryError) -> None:
+        """End what this router waits for of one request here."""
+        if waiting := self._outputs.get(request_id):
+            waiting.fail(error)
 
     def fail_all(self, error: KVFerryError) -> None:
         """Of this router's requests here, all that wait."""
@@ -186,32 +174,26 @@ class WorkerHandle:
                 loss.set_result(error)
         self.changed.set()
 
-    async def unless_lost(self, answer: Awaitable[M]) -> M:
-        """Raises why the worker is gone, should that be known before the answer."""
+    async def unless_lost(self, answer: Awaitable[M], silence_s: float | None = None) -> M:
+        """Raises why the worker is gone, should that be known before the answer.
+
+        `silence_s`: DeadlineError when it takes no step for so long before the answer.
+        """
         asked = asyncio.ensure_future(answer)
         loss: asyncio.Future[KVFerryError] = asyncio.get_running_loop().create_future()
         self._losses[loss] = None
         try:
-            await asyncio.wait((asked, loss), return_when=asyncio.FIRST_COMPLETED)
+            while not (asked.done() or loss.done()):
+                num_steps = self.stats.num_steps
+                done, _ = await asyncio.wait((asked, loss), timeout=silence_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done and self.stats.num_steps == num_steps:
+                    raise DeadlineError(f"{self.stats.name}: no step within {silence_s} s")
             if asked.done():
                 return asked.result()
             raise loss.result()
         finally:
             del self._losses[loss]
             await close_quietly(asked)
-
-    async def _while_steps(self, answer: Awaitable[M]) -> M:
-        """DeadlineError when the worker takes no step for too long before the answer."""
-        asked = asyncio.ensure_future(answer)
-        try:
-            while not asked.done():
-                num_steps = self.stats.num_steps
-                await asyncio.wait((asked,), timeout=self._config.token_timeout_s)
-                if not asked.done() and self.stats.num_steps == num_steps:
-                    raise DeadlineError(f"{self.stats.name}: no step within {self._config.token_timeout_s} s")
-            return asked.result()
-        finally:
-            asked.cancel()
 
     async def _abort(self, request_ids: Sequence[str]) -> None:
         message = worker_pb2.AbortRequest(router_id=self._router_id, request_ids=request_ids)

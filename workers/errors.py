@@ -9,6 +9,7 @@ KVFerryError                     INTERNAL             500
   UnavailableError               UNAVAILABLE          503   no worker or router answers
   DeadlineError                  DEADLINE_EXCEEDED    504   a wait reached its end
   AbortedError                   CANCELLED            499   the client, or a stop, ended it
+  ConflictError                  ABORTED              409   the same request, sent again, took its place
   StaleGrantError                FAILED_PRECONDITION  500   a grant that is no more, or of another incarnation
   LayoutMismatchError            FAILED_PRECONDITION  500   two pools that cannot exchange KV; `param` names the field
   FrameError                     DATA_LOSS            500   a KV frame damaged, foreign, missing or repeated
@@ -87,6 +88,12 @@ class AbortedError(KVFerryError):
     http_status = 499
 
 
+class ConflictError(KVFerryError):
+    grpc_code = grpc.StatusCode.ABORTED
+    http_status = 409
+    openai_type = "invalid_request_error"
+
+
 class StaleGrantError(KVFerryError):
     grpc_code = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -109,6 +116,7 @@ _ALL: tuple[type[KVFerryError], ...] = (
     UnavailableError,
     DeadlineError,
     AbortedError,
+    ConflictError,
     StaleGrantError,
     LayoutMismatchError,
     FrameError,

@@ -139,8 +139,19 @@ class Timeline:
     def __add__(self, other: Timeline) -> Timeline:
         return Timeline(*(getattr(self, name) + getattr(other, name) for name in Timeline.__slots__))
 
+    def __or__(self, later: Timeline) -> Timeline:
+        """What two who told of one try have told: each phase grows, so that the longer is the later."""
+        return Timeline(*(max(getattr(self, name), getattr(later, name)) for name in Timeline.__slots__))
 
-@dataclass(frozen=True, slots=True)
+    @property
+    def total_s(self) -> float:
+        """From arrival to the last token. The transfer counts with the part of it that prefill did not hide."""
+        parts = (self.queued_s, self.prefill_queued_s, self.prefill_s, self.transfer_unhidden_s)
+        return sum(parts) + self.decode_queued_s + self.decode_s
+
+
+# Not frozen: to make a frozen one takes three times as long, and a router makes one for each token.
+@dataclass(slots=True)
 class TokenOutput:
     """New tokens of one request: output tokens [index, index + len(token_ids))."""
 

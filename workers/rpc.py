@@ -156,8 +156,11 @@ def add_bytes_stream(
 
 
 async def close_quietly(task: asyncio.Task[Any] | None) -> None:
-    """Cancel a task and wait for its end."""
+    """Cancel a task and wait for its end, whatever that is."""
     if task is None:
+        return
+    if task.done():
+        _ = task.cancelled() or task.exception()
         return
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -171,6 +174,7 @@ _BY_STATUS: dict[grpc.StatusCode, type[KVFerryError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.UnavailableError,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineError,
     grpc.StatusCode.CANCELLED: errors.AbortedError,
+    grpc.StatusCode.ABORTED: errors.ConflictError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.OverloadedError,
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequestError,
     grpc.StatusCode.UNAUTHENTICATED: errors.AuthenticationError,

@@ -101,16 +101,21 @@ def output_to_pb(output: TokenOutput) -> pb.TokenOutput:
 
 
 def output_from_pb(message: pb.TokenOutput) -> TokenOutput:
-    return TokenOutput(
-        request_id=message.request_id,
-        index=message.index,
-        token_ids=tuple(message.token_ids),
-        finish_reason=reason_from_pb(message.finish_reason),
-        timeline=timeline_from_pb(message.timeline) if message.HasField("timeline") else None,
-        error_type=message.error_type,
-        error_message=message.error_message,
-        logprobs=logprobs_from_pb(message.logprobs),
-        prompt_logprobs=logprobs_from_pb(message.prompt_logprobs),
+    # There is one for each token: what is seldom there is not looked for twice.
+    output = TokenOutput(
+        message.request_id,
+        message.index,
+        tuple(message.token_ids),
+        reason_from_pb(message.finish_reason),
         num_cached_tokens=message.num_cached_tokens,
         choice=message.choice,
     )
+    if message.HasField("timeline"):
+        output.timeline = timeline_from_pb(message.timeline)
+    if message.error_type:
+        output.error_type, output.error_message = message.error_type, message.error_message
+    if message.logprobs:
+        output.logprobs = logprobs_from_pb(message.logprobs)
+    if message.prompt_logprobs:
+        output.prompt_logprobs = logprobs_from_pb(message.prompt_logprobs)
+    return output

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from router.answer import TextOptions
-from router.http_answers import read_json
+from router.http_answers import read_json, wants_timeline
 from router.limits import check_num_logprobs
 from router.openai.chat_wire import ChatShape
 from router.openai.generation import Job, respond
@@ -36,7 +36,14 @@ def add_chat_routes(app: FastAPI, text: TextService, of_model: ToolSyntax | None
         shape = ChatShape(request_id, text.model_name(body.model), syntax, use.parallel)
         options = with_marks(body.options(), syntax)
         chat = await text.prepared(body.chat(use), with_calls(body.sampling_params(), use), request_id, options)
-        job = Job([chat], shape, body.usage_wanted, body.n or 1, wanted=body.wanted())
+        job = Job(
+            [chat],
+            shape,
+            body.usage_wanted,
+            body.n or 1,
+            wanted=body.wanted(),
+            show_timeline=wants_timeline(request),
+        )
         return respond(text, job, bool(body.stream))
 
 

@@ -11,7 +11,7 @@ from router.openai.logprobs import ChatScribe
 from router.openai.tool_calls import Piece
 from router.openai.tool_reader import ToolReader
 from router.openai.tool_syntax import ToolSyntax
-from router.openai.wire import Choice, ChoiceEvents, CompletionShape, Logprobs, Pieces, StreamUsage, Used, end_of
+from router.openai.wire import Choice, ChoiceEvents, CompletionShape, Extra, Logprobs, Pieces, StreamUsage, end_of
 from workers.request import FinishReason
 
 
@@ -81,18 +81,19 @@ class ToolPieces:
         self._pieces = pieces
         self._reader = reader
 
-    def start(self, echo: str, logprobs: Logprobs, used: Used) -> bytes:
-        return self._pieces.render('{"role":"assistant","content":""}', None, logprobs, used)
+    def start(self, echo: str, logprobs: Logprobs, extra: Extra) -> bytes:
+        return self._pieces.render('{"role":"assistant","content":""}', None, logprobs, extra)
 
-    def event(self, text: str, finish_reason: FinishReason | None, logprobs: Logprobs, used: Used) -> bytes:
+    def event(self, text: str, finish_reason: FinishReason | None, logprobs: Logprobs, extra: Extra) -> bytes:
         deltas = [_delta(*one) for one in self._reader.read(text, finish_reason is not None)]
         if not deltas and (finish_reason or logprobs):
             deltas = [{}]
         reason = self._reader.reason(finish_reason)
         events = b""
         for at, delta in enumerate(deltas, start=1):
+            is_last = at == len(deltas)
             scores = logprobs if at == 1 else None
-            events += self._pieces.render(json.dumps(delta), reason if at == len(deltas) else None, scores, used)
+            events += self._pieces.render(json.dumps(delta), reason if is_last else None, scores, extra)
         return events
 
 

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from router.answer import TextRequest
-from router.http_answers import read_json
+from router.http_answers import read_json, wants_timeline
 from router.limits import check_best_of, check_num_answers
 from router.openai.generation import Job, respond
 from router.openai.logprobs import LogprobsWanted
@@ -34,6 +34,7 @@ def add_completion_routes(app: FastAPI, text: TextService) -> None:
             echoes=_echoes(text, body) if body.echo else (),
             echo_only=body.echo_only,
             wanted=body.wanted(),
+            show_timeline=wants_timeline(request),
         )
         return respond(text, job, bool(body.stream))
 

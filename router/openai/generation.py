@@ -14,9 +14,9 @@ from router.answer import TextChunk, TextRequest
 from router.http_answers import WatchedResponse, send_events
 from router.merge import merge
 from router.openai.logprobs import NO_LOGPROBS, LogprobsWanted, Scribe, prompt_logprobs
-from router.openai.wire import DONE, Choice, CompletionShape, StreamUsage, Used, counts, usage
+from router.openai.wire import DONE, Choice, CompletionShape, Extra, StreamUsage, counts, explained, usage
 from router.text import TextService
-from workers.request import FinishReason, TokenLogprobs
+from workers.request import FinishReason, Timeline, TokenLogprobs
 from workers.tokenizer import Tokenizer
 
 
@@ -34,6 +34,7 @@ class Job:
     # Nothing is generated, or shown of what is.
     echo_only: bool = False
     wanted: LogprobsWanted = NO_LOGPROBS
+    show_timeline: bool = False
 
     @property
     def num_per_prompt(self) -> int:
@@ -62,11 +63,15 @@ class Job:
         request = self.requests[index // self.num_per_prompt]
         return scribe.echo(self.echo(index), request.prompt_token_ids, logprobs)
 
-    def used(self, index: int, num_tokens: int) -> Used:
-        """So far, by one choice."""
-        if self.usage_wanted is not StreamUsage.EVERY:
-            return None
-        return counts(len(self.requests[index // self.num_per_prompt].prompt_token_ids), num_tokens)
+    def extra(self, index: int, num_tokens: int, timeline: Timeline | None = None) -> Extra:
+        """What is told with one choice's piece: how much it has used so far, and at its end where the time went."""
+        extra: dict[str, Any] = {}
+        if self.usage_wanted is StreamUsage.EVERY:
+            prompt = self.requests[index // self.num_per_prompt].prompt_token_ids
+            extra["usage"] = counts(len(prompt), num_tokens)
+        if self.show_timeline and timeline is not None:
+            extra["kvferry"] = explained(timeline)
+        return extra
 
     def best(self, answers: Sequence[Choice]) -> Sequence[Choice]:
         """Those that are shown."""
@@ -88,7 +93,11 @@ def respond(text: TextService, job: Job, stream: bool) -> Response:
                 answers[index].add(chunk)
         for index, answer in enumerate(answers):
             _show_logprobs(answer, index, job, text.tokenizer)
-        return JSONResponse(job.shape.whole(job.best(answers), usage(answers, job.num_per_prompt)))
+        body = job.shape.whole(job.best(answers), usage(answers, job.num_per_prompt))
+        if job.show_timeline:
+            # Of several answers, of the one that took longest.
+            body["kvferry"] = explained(max((one.timeline for one in answers), key=lambda timeline: timeline.total_s))
+        return JSONResponse(body)
 
     async def streamed(send: Send) -> None:
         await send_events(send, _events(text, job))
@@ -117,10 +126,10 @@ async def _events(text: TextService, job: Job) -> AsyncGenerator[bytes, None]:
             if index in silent:
                 silent.remove(index)
                 echoed = job.scored_echo(index, scribe, chunk.prompt_logprobs)
-                start = pieces[index].start(job.echo(index), echoed, job.used(index, 0))
+                start = pieces[index].start(job.echo(index), echoed, job.extra(index, 0))
             logprobs = scribe.piece(chunk.logprobs) if scribe and chunk.logprobs else None
-            used = job.used(index, chunk.index + len(chunk.token_ids))
-            if data := start + pieces[index].event(chunk.text, chunk.finish_reason, logprobs, used):
+            extra = job.extra(index, chunk.index + len(chunk.token_ids), chunk.timeline)
+            if data := start + pieces[index].event(chunk.text, chunk.finish_reason, logprobs, extra):
                 yield data
             if chunk.finish_reason is not None:
                 answers[index].add(chunk)

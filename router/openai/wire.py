@@ -6,15 +6,17 @@ import enum
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from router.answer import TextChunk
 from router.openai.logprobs import ChatScribe, CompletionScribe
 from workers.errors import KVFerryError
-from workers.request import FinishReason, TokenLogprobs
+from workers.request import FinishReason, Timeline, TokenLogprobs
 
 DONE = b"data: [DONE]\n\n"
+# The end of every piece.
+_CLOSE = "}\n\n"
 
 
 class StreamUsage(enum.Enum):
@@ -28,8 +30,8 @@ class StreamUsage(enum.Enum):
 
 
 Logprobs = dict[str, Any] | None
-# What a choice has used so far, where each piece tells it.
-Used = dict[str, int] | None
+# Members of a piece beside its choice.
+Extra = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class Choice:
     # What the answer shows of them.
     logprobs: dict[str, Any] | None = None
     prompt_logprobs: list[Any] | None = None
+    timeline: Timeline = field(default_factory=Timeline)
 
     @property
     def mean_logprob(self) -> float:
@@ -60,6 +63,7 @@ class Choice:
         self.num_prompt_tokens = chunk.num_prompt_tokens
         self.num_completion_tokens = chunk.num_completion_tokens
         self.num_cached_tokens = chunk.num_cached_tokens
+        self.timeline = chunk.timeline or self.timeline
 
 
 def error_body(error: KVFerryError) -> dict[str, Any]:
@@ -83,6 +87,11 @@ def counts(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
+def explained(timeline: Timeline) -> dict[str, Any]:
+    """What an answer tells beyond OpenAI's, where asked for: seconds of each phase."""
+    return {"timeline": {name: round(seconds, 6) for name, seconds in asdict(timeline).items()}}
+
+
 def event(body: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()
 
@@ -90,10 +99,10 @@ def event(body: dict[str, Any]) -> bytes:
 class ChoiceEvents(Protocol):
     """Server-sent events of one choice."""
 
-    def start(self, echo: str, logprobs: Logprobs, used: Used) -> bytes:
+    def start(self, echo: str, logprobs: Logprobs, extra: Extra) -> bytes:
         """What goes before the first token's."""
 
-    def event(self, text: str, finish_reason: FinishReason | None, logprobs: Logprobs, used: Used) -> bytes:
+    def event(self, text: str, finish_reason: FinishReason | None, logprobs: Logprobs, extra: Extra) -> bytes:
         """Of new text; there may be none as long as it is not sure what it is."""
 
 
@@ -143,20 +152,22 @@ class Pieces:
     # Stands for the text in an event before the first; empty: there is none.
     opening: str = ""
 
-    def start(self, echo: str, logprobs: Logprobs, used: Used) -> bytes:
+    def start(self, echo: str, logprobs: Logprobs, extra: Extra) -> bytes:
         value = self.opening or (json.dumps(echo) if echo or logprobs else "")
-        return self.render(value, None, logprobs, used) if value else b""
+        return self.render(value, None, logprobs, extra) if value else b""
 
-    def event(self, text: str, finish_reason: FinishReason | None, logprobs: Logprobs, used: Used) -> bytes:
-        return self.render(json.dumps(text), finish_reason and finish_reason.value, logprobs, used)
+    def event(self, text: str, finish_reason: FinishReason | None, logprobs: Logprobs, extra: Extra) -> bytes:
+        return self.render(json.dumps(text), finish_reason and finish_reason.value, logprobs, extra)
 
-    def render(self, value: str, finish_reason: str | None, logprobs: Logprobs, used: Used) -> bytes:
+    def render(self, value: str, finish_reason: str | None, logprobs: Logprobs, extra: Extra) -> bytes:
         """`value`: JSON of what is new."""
         scores = json.dumps(logprobs, separators=(",", ":")) if logprobs else "null"
         reason = f'"{finish_reason}"' if finish_reason else "null"
-        end = self.end if used is None else f'}}],"usage":{json.dumps(used, separators=(",", ":"))}}}\n\n'
+        end = self.end
+        if extra:
+            end = f"{end.removesuffix(_CLOSE)},{json.dumps(extra, separators=(',', ':'))[1:-1]}{_CLOSE}"
         return f'{self.before}{value}{self.after}{scores},"finish_reason":{reason}{end}'.encode()
 
 
 def end_of(wanted: StreamUsage) -> str:
-    return "}]}\n\n" if wanted is StreamUsage.NONE else '}],"usage":null}\n\n'
+    return ('}],"usage":null' if wanted is StreamUsage.LAST else "}]") + _CLOSE

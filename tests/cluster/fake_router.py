@@ -10,7 +10,7 @@ from typing import Any
 
 from protos import router_pb2 as pb
 from protos import router_pb2_grpc, worker_pb2
-from workers.errors import InvalidRequestError, OverloadedError
+from workers.errors import InvalidRequestError, NotFoundError, OverloadedError
 from workers.rpc import GrpcNetwork, abort_with
 
 WORDS = ("Hello", ", ", "world", "!\n")
@@ -21,6 +21,7 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
         self.requests: list[pb.GenerateRequest] = []
         self.cancelled = threading.Event()
         self.target = ""
+        self.traces: dict[str, pb.Trace] = {}
         # One after the other; the last one again and again.
         self.audits = [pb.AuditRouterResponse(incarnation="router")]
 
@@ -58,6 +59,11 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
 
     async def AuditRouter(self, request: pb.AuditRouterRequest, context: Any) -> pb.AuditRouterResponse:  # noqa: N802
         return self.audits.pop(0) if len(self.audits) > 1 else self.audits[0]
+
+    async def GetTrace(self, request: pb.GetTraceRequest, context: Any) -> pb.GetTraceResponse:  # noqa: N802
+        if request.request_id not in self.traces:
+            await abort_with(context, NotFoundError(f"no request {request.request_id!r} is known here"))
+        return pb.GetTraceResponse(traces=[self.traces[request.request_id]])
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:  # noqa: N802
         return pb.GetStatusResponse(

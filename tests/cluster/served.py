@@ -42,7 +42,7 @@ class _Service(RouterService):
     """Remembers what it was asked for."""
 
     def __init__(self, text: TextService, router: Router, requests: list[router_pb2.GenerateRequest]) -> None:
-        super().__init__(text, router_pb2.GetStatusResponse, router.audit)
+        super().__init__(text, router_pb2.GetStatusResponse, router.audit, router.traces)
         self._requests = requests
 
     async def Generate(self, request: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802

@@ -122,8 +122,8 @@ DEATH = (
         "a stream that gets on is not counted out",
         "D3",
         ROUTER,
-        "num_failed = 1 if got_on else num_failed + 1",
-        "num_failed += 1",
+        "failures.num_in_a_row = 1 if got_on else failures.num_in_a_row + 1",
+        "failures.num_in_a_row += 1",
         (f"{SILENCE_TESTS}::test_streams_outlive_more_deaths_than_a_request_may_have_tries_without_a_token",),
     ),
     Mutant(

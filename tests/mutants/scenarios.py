@@ -48,4 +48,5 @@ SCENARIOS = {
     "E6": "A transport that is asked for by name is used, or refused in words.",
     "E7": "A worker of another role than configured gets no requests, and is shown with the reason.",
     "E8": "What a router knows of caches is bounded, and only what lives counts.",
+    "E10": "The first token goes out as soon as prefill has it, whatever the hand-off does.",
 }

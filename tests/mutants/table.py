@@ -10,6 +10,7 @@ from tests.mutants.aborts import ABORTS
 from tests.mutants.death import DEATH
 from tests.mutants.door import DOOR
 from tests.mutants.frames import FRAMES
+from tests.mutants.front import FRONT
 from tests.mutants.layouts import LAYOUTS
 from tests.mutants.meaning import MEANING
 from tests.mutants.operations import OPERATIONS
@@ -30,4 +31,5 @@ MUTANTS = (
     *OPERATIONS,
     *ROUTING,
     *DOOR,
+    *FRONT,
 )

@@ -142,7 +142,7 @@ WRONG_OUTPUT = (
     Mutant(
         "a token comes to the client once",
         "C6",
-        ROUTER,
+        "router/call.py",
         "seen = have - output.index",
         "seen = 0",
         (f"{ROUTER_TESTS}::test_outputs_sent_twice_reach_the_client_once",),
@@ -150,7 +150,7 @@ WRONG_OUTPUT = (
     Mutant(
         "a token that is missing is asked for again",
         "C6",
-        ROUTER,
+        "router/call.py",
         "if output.index > have:",
         "if False:",
         (f"{ROUTER_TESTS}::test_outputs_that_get_lost_are_missed_and_asked_for_again",),

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from protos import router_pb2
 from router.text import TextService
+from router.traces import Traces
+from workers.errors import KVFerryError
 from workers.models.resolve import resolve_model
 from workers.request import NO_TERMS, FinishReason, SamplingParams, Terms, Timeline, TokenLogprobs, TokenOutput
 from workers.tokenizer import Tokenizer, load_tokenizer
@@ -34,6 +36,8 @@ class ScriptedRouter:
     terms: list[Terms] = field(default_factory=list)
     # Request ids whose generator was closed before its end.
     aborted: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    traces: Traces = field(default_factory=lambda: Traces(10))
     # What output token 0 tells of the prompt.
     num_cached_tokens: int = 0
     # The steps of choices 1, 2, ...; those that are not there have `steps` too.
@@ -41,6 +45,9 @@ class ScriptedRouter:
     num_queued: int = 0
     num_running: int = 0
     incarnation: str = "router-1"
+
+    def end(self, request_id: str, error: KVFerryError) -> None:
+        self.ended.append(request_id)
 
     async def audit(self) -> router_pb2.AuditRouterResponse:
         return router_pb2.AuditRouterResponse(incarnation=self.incarnation)

@@ -438,7 +438,7 @@ def test_metrics():
         f"kvferry_generation_tokens_total{{{model}}} 2.0",
         f'kvferry_request_success_total{{finished_reason="length",{model}}} 1.0',
         f"kvferry_time_to_first_token_seconds_count{{{model}}} 1.0",
-        f"kvferry_time_per_output_token_seconds_count{{{model}}} 1.0",
+        f"kvferry_inter_token_latency_seconds_count{{{model}}} 1.0",
         f"kvferry_request_time_per_output_token_seconds_count{{{model}}} 1.0",
         f"kvferry_e2e_request_latency_seconds_count{{{model}}} 1.0",
         f"kvferry_request_queue_time_seconds_sum{{{model}}} 0.5",

@@ -20,8 +20,8 @@ THREADS_ALLOWED = {
     "workers/engine/rank_process.py",
     "router/text.py",
 }
-# NIXL has to be asked again and again, on the thread of a lane.
-CLOCKS_ALLOWED = {"workers/kv_transfer/nixl.py"}
+# NIXL has to be asked again and again, on the thread of a lane. How long ranks may load is told by the first one's.
+CLOCKS_ALLOWED = {"workers/kv_transfer/nixl.py", "workers/engine/tensor_parallel.py"}
 THREADS = {
     "threading",
     "_thread",

@@ -214,7 +214,7 @@ class Engine:
         self.num_accepted_tokens += num_right
         if tokens:
             yield (output := self._output(request, tokens))
-            if output.timeline is not None:
+            if self._ends_here(request):
                 self._finish(request, output.finish_reason)
 
     def _append(
@@ -231,6 +231,10 @@ class Engine:
     def _finish_reason(self, request: Request) -> FinishReason | None:
         return finish_reason_of(request.output_token_ids, request.params, self.eos_token_ids)
 
+    def _ends_here(self, request: Request) -> bool:
+        at_limit = request.output_limit is not None and request.num_output_tokens >= request.output_limit
+        return at_limit or self._finish_reason(request) is not None
+
     def _fork(self, parent: Request, tokens: Sequence[SampledToken]) -> list[TokenOutput]:
         """Token 1 of every choice, if it is there."""
         if not tokens:
@@ -239,7 +243,7 @@ class Engine:
         outputs = [
             self._output(child, self._append(child, [token])) for child, token in zip(children, tokens, strict=True)
         ]
-        self._split(parent, [c for c, output in zip(children, outputs, strict=True) if output.timeline is None])
+        self._split(parent, [child for child in children if not self._ends_here(child)])
         return outputs
 
     def _split(self, parent: Request, children: Sequence[Request]) -> None:
@@ -258,14 +262,14 @@ class Engine:
         self.num_prompt_tokens_computed += max(0, min(end, request.num_prompt_tokens) - scheduled.start)
 
     def _output(self, request: Request, tokens: Sequence[SampledToken]) -> TokenOutput:
-        """Of its last `tokens`; with a timeline where the request ends here."""
+        """Of its last `tokens`; the first and the last here tell where its time went so far."""
         index = request.num_output_tokens - len(tokens)
         self.num_output_tokens += len(tokens)
-        if request.first_token_s is None:
+        is_first = request.first_token_s is None
+        if is_first:
             request.first_token_s = _now()
         reason = self._finish_reason(request)
-        ends_here = request.output_limit is not None and request.num_output_tokens >= request.output_limit
-        timeline = timeline_of(request, _now()) if reason or ends_here else None
+        timeline = timeline_of(request, _now()) if is_first or self._ends_here(request) else None
         token_ids = tuple(token.token_id for token in tokens)
         logprobs = tuple(token.logprobs for token in tokens if token.logprobs)
         output = TokenOutput(

@@ -6,7 +6,7 @@ from workers.request import Request, Timeline
 
 
 def timeline_of(request: Request, now_s: float) -> Timeline:
-    """What this engine knows of a request's time, at its last token here."""
+    """What this engine knows of a request's time so far, at a token of it."""
     scheduled_s = now_s if request.scheduled_s is None else request.scheduled_s
     if request.handed_over:
         decode = Timeline(decode_queued_s=scheduled_s - request.arrived_s, decode_s=now_s - scheduled_s)

@@ -1,0 +1,78 @@
+"""What `kvferry trace` shows: a request's tries, one bar for each phase."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rich.bar import Bar
+from rich.table import Table
+
+from protos import router_pb2
+
+
+class _Phase(NamedTuple):
+    name: str
+    # Workers that it was spent on.
+    on: str
+    # Seconds after the request's arrival.
+    began_s: float
+    seconds: float
+
+
+def title(trace: router_pb2.Trace) -> str:
+    arrived = datetime.datetime.fromtimestamp(trace.arrived_unix_s).astimezone()
+    tries = "1 try" if trace.num_tries == 1 else f"{trace.num_tries} tries"
+    return (
+        f"{trace.request_id}: {trace.outcome}, {1000 * trace.elapsed_s:.1f} ms, {tries}, "
+        f"{trace.num_prompt_tokens} prompt tokens, arrived {arrived:%Y-%m-%d %H:%M:%S}"
+    )
+
+
+def table(trace: router_pb2.Trace) -> Table:
+    shown = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", expand=True)
+    for name in ("try", "phase", "on"):
+        shown.add_column(name, no_wrap=True)
+    shown.add_column("ms", justify="right", no_wrap=True)
+    shown.add_column("", ratio=1)
+    first = trace.num_tries - len(trace.tries) + 1
+    for number, one in enumerate(trace.tries, start=first):
+        label = str(number)
+        for phase in _phases(one):
+            bar = Bar(max(trace.elapsed_s, 1e-9), phase.began_s, phase.began_s + phase.seconds)
+            shown.add_row(label, phase.name, phase.on, f"{1000 * phase.seconds:.1f}", bar)
+            label = ""
+    return shown
+
+
+def failures(trace: router_pb2.Trace) -> Iterator[str]:
+    """A line for each try that failed."""
+    first = trace.num_tries - len(trace.tries) + 1
+    for number, one in enumerate(trace.tries, start=first):
+        if one.error:
+            yield f"try {number} failed after {one.num_tokens} tokens: {one.error}"
+
+
+def _phases(one: router_pb2.Try) -> Iterator[_Phase]:
+    """What took time, in order. The transfer goes on beside prefill, and ends with its unhidden part."""
+    times, at_s = one.timeline, one.began_s
+    in_order = {
+        "queued": "",
+        "prefill_queued": one.prefill,
+        "prefill": one.prefill,
+        "transfer_unhidden": f"{one.prefill} -> {one.decode}",
+        "decode_queued": one.decode,
+        "decode": one.decode,
+    }
+    for name, on in in_order.items():
+        seconds = getattr(times, f"{name}_s")
+        if name == "transfer_unhidden" and times.transfer_s:
+            yield _Phase("transfer", on, at_s + seconds - times.transfer_s, times.transfer_s)
+        if seconds:
+            yield _Phase(name, on, at_s, seconds)
+        at_s += seconds
+    untold_s = one.began_s + one.elapsed_s - at_s
+    # Workers tell of their phases at their first and last tokens; messages between them take a little, too.
+    if one.running:
+        yield _Phase("not told yet", one.decode if times.prefill_s else one.prefill, at_s, untold_s)

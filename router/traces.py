@@ -1,0 +1,148 @@
+"""What became of the latest requests: every try at them, on whom, and where the time went."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from protos import router_pb2
+from workers.errors import NotFoundError
+from workers.request import Timeline, TokenOutput
+from workers.wire import timeline_to_pb
+
+RUNNING = "running"
+# Streams may outlive any number of workers; so many of the latest tries are told of.
+_MAX_TRIES = 32
+
+
+@dataclass(slots=True, eq=False)
+class Try:
+    """One try at a request, or at one of its choices, on one pair of workers. Times are of the event loop's clock."""
+
+    began_s: float
+    choices: tuple[int, ...]
+    prefill: str = ""
+    decode: str = ""
+    num_tokens: int = 0
+    error: str = ""
+    ended_s: float | None = None
+    # By choice, what is known of its time in this try.
+    told: dict[int, Timeline] = field(default_factory=dict)
+    heard: set[int] = field(default_factory=set)
+
+    def placed(self, prefill: str, decode: str, now_s: float) -> None:
+        self.prefill, self.decode = prefill, decode
+        self.told = dict.fromkeys(self.choices, Timeline(queued_s=now_s - self.began_s))
+
+    def hear(self, output: TokenOutput) -> Timeline | None:
+        """What is known now, if the output tells something of it."""
+        self.num_tokens += len(output.token_ids)
+        if output.timeline is None:
+            return None
+        self.heard.add(output.choice)
+        told = self.told[output.choice] = self.told[output.choice] | output.timeline
+        return told
+
+    def fail(self, error: str, now_s: float) -> None:
+        """What its workers had not told counts as the phase in which it was: decode once there was a token."""
+        self.error, self.ended_s = error, now_s
+        for choice in self.choices:
+            told = self.told.get(choice, Timeline())
+            rest_s = max(0.0, now_s - self.began_s - told.total_s)
+            if not self.prefill:
+                lost = Timeline(queued_s=rest_s)
+            elif choice in self.heard:
+                lost = Timeline(decode_s=rest_s)
+            else:
+                lost = Timeline(prefill_s=rest_s)
+            self.told[choice] = told + lost
+
+    def to_proto(self, trace_began_s: float, now_s: float) -> router_pb2.Try:
+        longest = max(self.told.values(), key=lambda timeline: timeline.total_s, default=Timeline())
+        return router_pb2.Try(
+            began_s=self.began_s - trace_began_s,
+            elapsed_s=(now_s if self.ended_s is None else self.ended_s) - self.began_s,
+            choices=self.choices,
+            prefill=self.prefill,
+            decode=self.decode,
+            num_tokens=self.num_tokens,
+            error=self.error,
+            timeline=timeline_to_pb(longest),
+            running=self.ended_s is None,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Trace:
+    request_id: str
+    num_prompt_tokens: int
+    began_s: float
+    arrived_unix_s: float = field(default_factory=time.time)
+    tries: deque[Try] = field(default_factory=lambda: deque(maxlen=_MAX_TRIES))
+    num_tries: int = 0
+    outcome: str = RUNNING
+    ended_s: float | None = None
+
+    def begin(self, choices: Iterable[int], now_s: float) -> Try:
+        self.num_tries += 1
+        self.tries.append(one := Try(now_s, tuple(choices)))
+        return one
+
+    def to_proto(self, now_s: float) -> router_pb2.Trace:
+        return router_pb2.Trace(
+            request_id=self.request_id,
+            num_prompt_tokens=self.num_prompt_tokens,
+            arrived_unix_s=self.arrived_unix_s,
+            elapsed_s=(now_s if self.ended_s is None else self.ended_s) - self.began_s,
+            outcome=self.outcome,
+            num_tries=self.num_tries,
+            tries=[one.to_proto(self.began_s, now_s) for one in self.tries],
+        )
+
+
+class Traces:
+    """Of all requests that run, and of the latest `max_ended` that have ended."""
+
+    def __init__(self, max_ended: int) -> None:
+        self._max_ended = max_ended
+        self._running: dict[str, Trace] = {}
+        self._ended: OrderedDict[str, Trace] = OrderedDict()
+
+    def begin(self, request_id: str, num_prompt_tokens: int, now_s: float) -> Trace:
+        trace = self._running[request_id] = Trace(request_id, num_prompt_tokens, now_s)
+        return trace
+
+    def end(self, trace: Trace, outcome: str, now_s: float) -> None:
+        trace.outcome, trace.ended_s = outcome, now_s
+        for one in trace.tries:
+            if one.ended_s is None:
+                one.ended_s = now_s
+        if self._running.get(trace.request_id) is trace:
+            del self._running[trace.request_id]
+        self._ended[trace.request_id] = trace
+        self._ended.move_to_end(trace.request_id)
+        while len(self._ended) > self._max_ended:
+            self._ended.popitem(last=False)
+
+    def tell(self, request_id: str) -> list[router_pb2.Trace]:
+        """Of this id; of a request with several prompts, and of an id used by several at once, those of each.
+
+        Raises NotFoundError.
+        """
+        known = {**self._ended, **self._running}
+        found = [trace for name, trace in known.items() if _is_of(name, request_id)]
+        if not found:
+            raise NotFoundError(
+                f"no request {request_id[:128]!r} is known here; a router knows those that run and the latest "
+                f"{self._max_ended} (router.max_traces)",
+                param="request_id",
+            )
+        now_s = asyncio.get_running_loop().time()
+        return [trace.to_proto(now_s) for trace in found]
+
+
+def _is_of(name: str, request_id: str) -> bool:
+    return name == request_id or (bool(request_id) and name.startswith((f"{request_id}-", f"{request_id}.")))

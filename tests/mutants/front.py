@@ -1,0 +1,53 @@
+"""The front: what a client is told, and when."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+TIMELINE_TESTS = "tests/router/test_timeline.py"
+REPEATED_TESTS = "tests/router/test_repeated_ids.py"
+
+FRONT = (
+    Mutant(
+        "prefill answers before its hand-off is over",
+        "E10",
+        "workers/prefill.py",
+        "            return await token_1\n",
+        "            await asyncio.shield(shipment.task)\n            return await token_1\n",
+        (f"{TIMELINE_TESTS}::test_e10_the_first_token_does_not_wait_for_the_transfer",),
+    ),
+    Mutant(
+        "the router passes token 1 on before decode has anything",
+        "E10",
+        "router/router.py",
+        "                for output in first:\n",
+        "                while running and placement.decode._outputs[request.request_id].arrived.empty():\n"
+        "                    await asyncio.sleep(0.001)\n"
+        "                for output in first:\n",
+        (f"{TIMELINE_TESTS}::test_e10_the_first_token_does_not_wait_for_the_transfer",),
+    ),
+    Mutant(
+        "a request sent again takes the place of the first",
+        "",
+        "router/text.py",
+        "if other.is_same(request):",
+        "if False:",
+        (f"{REPEATED_TESTS}::test_a_request_that_waits_for_room_gives_up_its_place_in_the_queue",),
+    ),
+    Mutant(
+        "an id is its tenant's own",
+        "",
+        "router/text.py",
+        "seed_of(request_id, terms.tenant)",
+        "seed_of(request_id)",
+        (f"{REPEATED_TESTS}::test_a_retry_after_the_end_has_the_same_answer_and_another_tenants_is_another",),
+    ),
+    Mutant(
+        "time of a try that failed is counted",
+        "",
+        "router/router.py",
+        "choice.spent += one_try.told[choice.request.choice]",
+        "pass",
+        (f"{TIMELINE_TESTS}::test_time_that_a_dead_worker_took_with_it_is_counted_where_it_went",),
+    ),
+)
