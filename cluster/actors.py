@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config import ClusterConfig
+from cluster.state import StateFolder
+from router.config import JobsConfig
 from workers.allocator import keep_freed_memory
 from workers.config import WorkerConfig
 from workers.errors import KVFerryError
@@ -100,7 +102,8 @@ class RouterProcess(Process):
             from router.server import serve
 
             config = self._config
-            self._server = await serve(config.name, config.router, config, self._tokenizer, worker_addresses)
+            jobs = _kept_jobs(config)
+            self._server = await serve(config.name, config.router, config, self._tokenizer, worker_addresses, jobs)
             status = self._server.status()
             return status.http_endpoint, status.grpc_endpoint
 
@@ -117,6 +120,14 @@ class RouterProcess(Process):
     async def stop(self) -> None:
         if self._server:
             await self._server.stop()
+
+
+def _kept_jobs(config: ClusterConfig) -> JobsConfig:
+    """Where nothing is said, in the cluster's folder, which outlives the cluster."""
+    if config.jobs.url is not None:
+        return config.jobs
+    path = StateFolder(config.name).path / "jobs.sqlite"
+    return config.jobs.model_copy(update={"url": f"sqlite:///{path}"})
 
 
 def _keep_to_cores(config: WorkerConfig) -> None:

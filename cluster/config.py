@@ -14,7 +14,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from cluster.config_errors import complaint, first_problem, kind, refuse_unknown_keys, yaml_problem
-from router.config import RouterConfig
+from router.config import JobsConfig, RouterConfig
 from workers.config import Device, EngineConfig, Fault, KVCacheDType, Role, Strict, TransferConfig, WorkerConfig
 from workers.errors import ConfigError
 
@@ -49,6 +49,7 @@ class ClusterConfig(EngineConfig):
     address: str | None = None
     router: RouterConfig = RouterConfig()
     transfer: TransferConfig = TransferConfig()
+    jobs: JobsConfig = JobsConfig()
     prefill: RoleConfig = RoleConfig(replicas=1)
     decode: RoleConfig = RoleConfig(replicas=1)
     colocated: RoleConfig = RoleConfig()
@@ -100,6 +101,15 @@ class ClusterConfig(EngineConfig):
     def _two_servers_need_two_ports(self) -> ClusterConfig:
         if self.router.http_port == self.router.grpc_port != 0:
             raise ValueError(f"router.http_port and router.grpc_port are both {self.router.http_port}: choose two")
+        return self
+
+    @model_validator(mode="after")
+    def _several_routers_share_their_jobs(self) -> ClusterConfig:
+        if self.router.replicas > 1 and self.jobs.url is None:
+            raise ValueError(
+                f"router.replicas: {self.router.replicas} routers have to share their jobs: set jobs.url, to "
+                "postgresql://user@host/name or, as all are on one host, sqlite:////path/jobs.sqlite"
+            )
         return self
 
     @model_validator(mode="after")

@@ -15,8 +15,9 @@ import grpc.aio
 import uvicorn
 
 from protos import router_pb2, router_pb2_grpc
-from router.config import RouterConfig
+from router.config import JobsConfig, RouterConfig
 from router.grpc_service import RouterService
+from router.job_desk import JobDesk
 from router.openai import build_app
 from router.pool import WorkerPool
 from router.router import Router
@@ -38,14 +39,15 @@ async def serve(
     model: ModelConfig,
     tokenizer: Tokenizer,
     worker_addresses: Sequence[str],
-    network: Network | None = None,
+    jobs: JobsConfig | None = None,
 ) -> Serving:
-    """A router over these workers, both ports answering. Raises ConfigError."""
-    network = network or GrpcNetwork()
+    """A router over these workers, both ports answering; with `jobs`, which names a url, durable jobs too. Raises
+    ConfigError."""
+    network = GrpcNetwork()
     incarnation = uuid.uuid4().hex
     pool = WorkerPool(worker_addresses, incarnation, config, network)
     router = Router(pool, config, incarnation)
-    server = RouterServer(router, pool, tokenizer, model, config, cluster_name=cluster_name, network=network)
+    server = RouterServer(router, pool, tokenizer, model, config, cluster_name=cluster_name, jobs=jobs)
     await pool.start()
     try:
         await server.start()
@@ -96,6 +98,7 @@ class RouterServer:
         name: str = "router-0",
         cluster_name: str = "kvferry",
         network: Network | None = None,
+        jobs: JobsConfig | None = None,
     ) -> None:
         self._router = router
         self._pool = pool
@@ -105,6 +108,7 @@ class RouterServer:
         self._network = network or GrpcNetwork()
         self.text = _text_service(router, tokenizer, model)
         self.text.metrics.watch(router, pool.status)
+        self._jobs = JobDesk(jobs, self.text, router.incarnation) if jobs else None
         # The bound ports, after start.
         self.http_port = config.http_port
         self.grpc_port = config.grpc_port
@@ -120,14 +124,20 @@ class RouterServer:
         except BaseException:
             await self.stop()
             raise
+        if self._jobs:
+            self._jobs.start()
 
     async def stop(self) -> None:
-        """Close both ports; requests still running after a short grace are aborted."""
+        """Close both ports; requests still running after a short grace are aborted, jobs left to other routers."""
+        if self._jobs:
+            await self._jobs.stop()
         if self._http is not None and self._serving is not None:
             self._http.should_exit = True
             await asyncio.gather(self._serving, return_exceptions=True)
         if self._grpc is not None:
             await self._grpc.stop(_GRACE_S)
+        if self._jobs:
+            await self._jobs.close()
         self._http = self._serving = self._grpc = None
 
     def status(self) -> router_pb2.GetStatusResponse:
@@ -153,6 +163,8 @@ class RouterServer:
         server = self._network.server()
         service = RouterService(self.text, self.status, self._router.audit)
         router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
+        if self._jobs:
+            self._jobs.open_to_grpc(server)
         host, port = self._config.host, self._config.grpc_port
         try:
             address = await self._network.listen(server, f"[{host}]" if ":" in host else host, port)

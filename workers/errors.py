@@ -4,6 +4,7 @@ KVFerryError                     INTERNAL             500
   ConfigError                    INVALID_ARGUMENT     400   a config, model or machine that cannot work
   InvalidRequestError            INVALID_ARGUMENT     400   the request is at fault; `param` names the field
   NotFoundError                  NOT_FOUND            404   no such model or job
+  ConflictError                  ALREADY_EXISTS       409   the name is taken by something else
   OverloadedError                RESOURCE_EXHAUSTED   429   no room now; retry after `retry_after_s`
   UnavailableError               UNAVAILABLE          503   no worker or router answers
   DeadlineError                  DEADLINE_EXCEEDED    504   a wait reached its end
@@ -53,6 +54,12 @@ class NotFoundError(KVFerryError):
     openai_type = "invalid_request_error"
 
 
+class ConflictError(KVFerryError):
+    grpc_code = grpc.StatusCode.ALREADY_EXISTS
+    http_status = 409
+    openai_type = "invalid_request_error"
+
+
 class OverloadedError(KVFerryError):
     grpc_code = grpc.StatusCode.RESOURCE_EXHAUSTED
     http_status = 429
@@ -92,6 +99,7 @@ _ALL: tuple[type[KVFerryError], ...] = (
     ConfigError,
     InvalidRequestError,
     NotFoundError,
+    ConflictError,
     OverloadedError,
     UnavailableError,
     DeadlineError,

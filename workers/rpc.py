@@ -168,5 +168,6 @@ _BY_STATUS: dict[grpc.StatusCode, type[KVFerryError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.OverloadedError,
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequestError,
     grpc.StatusCode.NOT_FOUND: errors.NotFoundError,
+    grpc.StatusCode.ALREADY_EXISTS: errors.ConflictError,
     grpc.StatusCode.DATA_LOSS: errors.FrameError,
 }

@@ -25,7 +25,7 @@ def test_packaged_file_names_every_key_with_its_default():
 
     data = yaml.safe_load((resources.files("cluster") / "configs/local.yaml").read_text())
     assert data.keys() == ClusterConfig.model_fields.keys()
-    for group in ("router", "transfer"):
+    for group in ("router", "jobs", "transfer"):
         assert data[group].keys() == type(getattr(config, group)).model_fields.keys()
 
 
