@@ -3,6 +3,7 @@
 KVFerryError                     INTERNAL             500
   ConfigError                    INVALID_ARGUMENT     400   a config, model or machine that cannot work
   InvalidRequestError            INVALID_ARGUMENT     400   the request is at fault; `param` names the field
+  AuthenticationError            UNAUTHENTICATED      401   no API key, or a wrong one
   NotFoundError                  NOT_FOUND            404   no such model or job
   ConflictError                  ALREADY_EXISTS       409   the name is taken by something else
   OverloadedError                RESOURCE_EXHAUSTED   429   no room now; retry after `retry_after_s`
@@ -45,6 +46,12 @@ class ConfigError(KVFerryError):
 class InvalidRequestError(KVFerryError):
     grpc_code = grpc.StatusCode.INVALID_ARGUMENT
     http_status = 400
+    openai_type = "invalid_request_error"
+
+
+class AuthenticationError(KVFerryError):
+    grpc_code = grpc.StatusCode.UNAUTHENTICATED
+    http_status = 401
     openai_type = "invalid_request_error"
 
 
@@ -98,6 +105,7 @@ _ALL: tuple[type[KVFerryError], ...] = (
     KVFerryError,
     ConfigError,
     InvalidRequestError,
+    AuthenticationError,
     NotFoundError,
     ConflictError,
     OverloadedError,

@@ -167,6 +167,7 @@ _BY_STATUS: dict[grpc.StatusCode, type[KVFerryError]] = {
     grpc.StatusCode.CANCELLED: errors.AbortedError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.OverloadedError,
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequestError,
+    grpc.StatusCode.UNAUTHENTICATED: errors.AuthenticationError,
     grpc.StatusCode.NOT_FOUND: errors.NotFoundError,
     grpc.StatusCode.ALREADY_EXISTS: errors.ConflictError,
     grpc.StatusCode.DATA_LOSS: errors.FrameError,

@@ -226,7 +226,7 @@ class SimChannel:
         response_deserializer: Callable[[bytes], Any] | None = None,
         _registered_method: bool | None = False,
     ) -> Callable[..., UnaryCall]:
-        def call(message: Any, *, timeout: float | None = None) -> UnaryCall:
+        def call(message: Any, *, timeout: float | None = None, metadata: tuple[()] = ()) -> UnaryCall:
             return self._begin(UnaryCall(self, method, response_deserializer), message, request_serializer, timeout)
 
         return call
@@ -238,7 +238,7 @@ class SimChannel:
         response_deserializer: Callable[[bytes], Any] | None = None,
         _registered_method: bool | None = False,
     ) -> Callable[..., StreamCall]:
-        def call(message: Any, *, timeout: float | None = None) -> StreamCall:
+        def call(message: Any, *, timeout: float | None = None, metadata: tuple[()] = ()) -> StreamCall:
             return self._begin(StreamCall(self, method, response_deserializer), message, request_serializer, timeout)
 
         return call
