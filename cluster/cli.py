@@ -1,4 +1,4 @@
-"""The command `kvferry`: up, status, verify, generate, down. Exit codes: 0 done, 1 failed, 2 wrong usage or config.
+"""The command `kvferry`. Exit codes: 0 done, 1 failed, 2 wrong usage or config.
 
 Errors are one line on stderr. Each command loads what it needs only when it runs, so that --help is quick.
 """
@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cluster.cli_jobs import jobs, submit
+from cluster.cli_target import name_option as _name
+from cluster.cli_target import running_target as _running_target
+from cluster.cli_target import target_option as _target
 from workers.errors import ConfigError, InvalidRequestError, KVFerryError, UnavailableError
 
 if TYPE_CHECKING:
     from cluster.client import Prompt
-
-_DEFAULT_NAME = "kvferry"
-
-_name = click.option("--name", default=_DEFAULT_NAME, show_default=True, help="Which cluster of this user.")
-_target = click.option(
-    "--target", metavar="HOST:PORT", help="A router's gRPC address. Default: of the cluster that runs here."
-)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -147,14 +144,8 @@ def generate(prompt: str, chat: bool, name: str, target: str | None, **options: 
                 click.echo()
 
 
-def _running_target(name: str) -> str:
-    from cluster.client import DEFAULT_TARGET
-    from cluster.state import StateFolder
-
-    state = StateFolder(name).running()
-    if state is None and name != _DEFAULT_NAME:
-        raise UnavailableError(f"no cluster named {name} runs here; start it with `kvferry up`, or give --target")
-    return state.grpc_endpoint if state and state.ready else DEFAULT_TARGET
+cli.add_command(submit)
+cli.add_command(jobs)
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -90,9 +90,11 @@ def _bar(prompts: Iterable[Prompt], shown: bool) -> Iterator[Callable[[], None]]
     if not shown:
         yield lambda: None
         return
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     total = len(prompts) if isinstance(prompts, Sized) else None
-    with Progress(MofNCompleteColumn(), BarColumn(), TimeRemainingColumn()) as progress:
+    columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=total)
         yield lambda: progress.advance(task)

@@ -55,6 +55,8 @@ class EchoRouter(ScriptedRouter):
         self.most_running = max(self.most_running, self.num_running)
         try:
             await self.permits.acquire()
+            # Long enough for others to come meanwhile.
+            await asyncio.sleep(0.005)
             if self.errors:
                 raise self.errors.pop(0)
             token = token_of(prompt_token_ids, params.seed or 0)
