@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import grpc.aio
+from fastapi import FastAPI
 
 from protos import router_pb2_grpc
+from router.batch_answers import HttpAnswerer
+from router.batches import Batches, add_batch_routes
 from router.config import JobsConfig
+from router.file_store import FileStore
+from router.files import add_file_routes
 from router.job_answers import NATIVE, NativeAnswerer
 from router.job_database import Database
 from router.job_queue import JobQueue
@@ -13,6 +18,8 @@ from router.job_service import JobService
 from router.job_store import JobStore
 from router.jobs import Answerer, Jobs
 from router.text import TextService
+
+_BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 class JobDesk:
@@ -25,10 +32,20 @@ class JobDesk:
         queue = JobQueue(self._database, incarnation, config.lease_s, config.ttl_s)
         self._jobs = Jobs(queue, self._answerers, config)
         self._store = JobStore(self._database, config.ttl_s)
+        self._files = FileStore(self._database, config.ttl_s)
 
     def open_to_grpc(self, server: grpc.aio.Server) -> None:
         service = JobService(self._store, self._jobs, self._config)
         router_pb2_grpc.add_JobServiceServicer_to_server(service, server)
+
+    def open_to_http(self, app: FastAPI) -> None:
+        """Last, as a batch may ask for any route that is there."""
+        paths = {getattr(route, "path", "") for route in app.routes}
+        endpoints = [endpoint for endpoint in _BATCH_ENDPOINTS if endpoint in paths]
+        self._answerers.update(dict.fromkeys(endpoints, HttpAnswerer(app)))
+        batches = Batches(self._store, self._files, endpoints, self._config.max_num_prompts)
+        add_file_routes(app, self._files, self._config.max_file_bytes)
+        add_batch_routes(app, batches, self._jobs)
 
     def start(self) -> None:
         """Begin to answer, once both APIs are there."""

@@ -16,6 +16,8 @@ class JobStatus(enum.StrEnum):
     CANCELLED = "cancelled"
     # Its time was over before all prompts were answered.
     EXPIRED = "expired"
+    # There was nothing in it that could be answered.
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class NewJob:
     id: str
     # Who can run its prompts and read its answers: the native API, or an endpoint of the HTTP API.
     kind: str
+    # None: it has failed before it began.
     prompts: Sequence[bytes]
     # What its API wants back.
     details: Mapping[str, Any] = field(default_factory=dict)

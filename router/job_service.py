@@ -16,6 +16,7 @@ from router.config import JobsConfig
 from router.job_answers import NATIVE
 from router.job_records import JobRecord, JobStatus, NewJob, StoredAnswer
 from router.job_store import JobStore
+from router.job_tenant import calling_tenant
 from router.jobs import Jobs
 from workers.errors import InvalidRequestError, KVFerryError
 from workers.rpc import abort_with, typed_errors
@@ -52,24 +53,26 @@ class JobService(router_pb2_grpc.JobServiceServicer):
         job_id = request.job_id or f"job-{uuid.uuid4().hex}"
         self._check(job_id, len(request.requests))
         prompts = [one.SerializeToString(deterministic=True) for one in request.requests]
-        job = await self._store.add(NewJob(_tenant(context), job_id, NATIVE, prompts))
+        job = await self._store.add(NewJob(calling_tenant(), job_id, NATIVE, prompts))
         self._jobs.wake()
         logger.info("%s: %d prompts", job_id, job.num_prompts)
         return pb.SubmitJobResponse(job=_job_to_pb(job))
 
     @typed_errors
     async def GetJob(self, request: pb.GetJobRequest, context: Context) -> pb.GetJobResponse:
-        return pb.GetJobResponse(job=_job_to_pb(await self._store.get(_tenant(context), request.job_id)))
+        job = await self._store.get(calling_tenant(), request.job_id)
+        return pb.GetJobResponse(job=_job_to_pb(_native(job)))
 
     @typed_errors
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
         limit = min(request.limit, _LONGEST_PAGE) if request.limit > 0 else _PAGE
-        jobs = await self._store.list(_tenant(context), (NATIVE,), limit, request.after)
+        jobs = await self._store.list(calling_tenant(), (NATIVE,), limit, request.after)
         return pb.ListJobsResponse(jobs=map(_job_to_pb, jobs))
 
     @typed_errors
     async def CancelJob(self, request: pb.CancelJobRequest, context: Context) -> pb.CancelJobResponse:
-        job = await self._store.cancel(_tenant(context), request.job_id)
+        _native(await self._store.get(calling_tenant(), request.job_id))
+        job = await self._store.cancel(calling_tenant(), request.job_id)
         self._jobs.drop(job.key)
         return pb.CancelJobResponse(job=_job_to_pb(job))
 
@@ -77,7 +80,8 @@ class JobService(router_pb2_grpc.JobServiceServicer):
         place, wait_s = max(request.start, 0), _FIRST_LOOK_S
         try:
             while True:
-                job, answers = await self._store.answers(_tenant(context), request.job_id, place, _NUM_RESULTS)
+                job, answers = await self._store.answers(calling_tenant(), request.job_id, place, _NUM_RESULTS)
+                _native(job)
                 if answers:
                     await context.write(pb.JobResultsResponse(results=map(_result_of, answers)))
                     place, wait_s = place + len(answers), _FIRST_LOOK_S
@@ -104,8 +108,10 @@ class JobService(router_pb2_grpc.JobServiceServicer):
             )
 
 
-def _tenant(context: Context) -> str:
-    return ""
+def _native(job: JobRecord) -> JobRecord:
+    if job.kind != NATIVE:
+        raise InvalidRequestError(f"{job.id} is a batch; ask for it at /v1/batches", param="job_id")
+    return job
 
 
 def _result_of(answer: StoredAnswer) -> pb.JobResult:

@@ -31,7 +31,7 @@ class JobStore:
 
     async def add(self, job: NewJob) -> JobRecord:
         """On disk when this returns. The same job again is no second one; ConflictError when its id is another's."""
-        return await self._database.run(lambda session: _add(session, job, self._clock()))
+        return await self._database.run(lambda session: _add(session, job, self._clock(), self._ttl_s))
 
     async def get(self, tenant: str, job_id: str) -> JobRecord:
         """Raises NotFoundError."""
@@ -59,7 +59,7 @@ class JobStore:
         return await self._database.run(lambda session: _answers(session, _row(session, tenant, job_id), start, limit))
 
 
-def _add(session: Session, job: NewJob, now_s: float) -> JobRecord:
+def _add(session: Session, job: NewJob, now_s: float, ttl_s: float) -> JobRecord:
     digest = _digest(job)
     there = session.scalar(select(JobRow).where(JobRow.tenant == job.tenant, JobRow.id == job.id))
     if there is not None:
@@ -79,10 +79,11 @@ def _add(session: Session, job: NewJob, now_s: float) -> JobRecord:
     )
     session.add(row)
     session.flush()
-    session.execute(
-        insert(PromptRow),
-        [{"job_key": row.key, "position": at, "body": body} for at, body in enumerate(job.prompts)],
-    )
+    if job.prompts:
+        rows = [{"job_key": row.key, "position": at, "body": body} for at, body in enumerate(job.prompts)]
+        session.execute(insert(PromptRow), rows)
+    else:
+        end_job(session, row, JobStatus.FAILED, now_s, ttl_s)
     return _record(row)
 
 

@@ -176,9 +176,12 @@ class RouterServer:
     async def _start_http(self) -> None:
         listener = _listen(self._config.host, self._config.http_port)
         self.http_port = listener.getsockname()[1]
+        app = build_app(self.text, self._pool)
+        if self._jobs:
+            self._jobs.open_to_http(app)
         self._http = _Server(
             uvicorn.Config(
-                build_app(self.text, self._pool),
+                app,
                 http="h11",
                 ws="none",
                 lifespan="off",
