@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +22,7 @@ from workers.errors import ConfigError, InvalidRequestError, KVFerryError, Unava
 
 if TYPE_CHECKING:
     from cluster.client import Prompt
+    from protos.router_pb2 import GetStatusResponse
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -70,8 +71,11 @@ def status(name: str, target: str | None, as_json: bool) -> None:
     from cluster import render
     from cluster.client import Client
 
-    with Client(target or _running_target(name)) as client:
-        answer = client.status()
+    answers: list[GetStatusResponse] = []
+    for one in (target or _running_target(name)).split(","):
+        with Client(one) as client, suppress(UnavailableError) if answers else nullcontext():
+            answers.append(client.status())
+    answer = render.of_all_routers(answers)
     if as_json:
         click.echo(json.dumps(render.status_object(answer), indent=2))
         return
@@ -93,7 +97,7 @@ def verify(name: str, targets: tuple[str, ...], as_json: bool) -> int:
     from cluster.verify import verify
 
     with ExitStack() as stack:
-        clients = [stack.enter_context(Client(target)) for target in targets or (_running_target(name),)]
+        clients = [stack.enter_context(Client(target)) for target in targets or _running_target(name).split(",")]
         report = verify(lambda: [client.audit() for client in clients], lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps(render.audit_object(report), indent=2))

@@ -8,7 +8,7 @@ from workers.config import Strict
 
 
 class RouterConfig(Strict):
-    # Each has its own ports: http_port + i and grpc_port + i.
+    # Each has ports two above those of the one before.
     replicas: int = Field(default=1, ge=1, le=64)
     host: str = "127.0.0.1"
     http_port: int = Field(default=8000, ge=0, le=65535)

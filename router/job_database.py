@@ -91,6 +91,11 @@ def _was_in_the_way(exc: Exception) -> bool:
     return isinstance(exc, IntegrityError) or getattr(getattr(exc, "orig", None), "sqlstate", "") in _IN_THE_WAY
 
 
+def check_url(url: str) -> None:
+    """Raises ConfigError when nothing can come of it, or its driver is not installed."""
+    _engine(parsed_url(url)).dispose()
+
+
 def parsed_url(url: str) -> URL:
     """Raises ConfigError when nothing can come of it."""
     try:
@@ -120,6 +125,8 @@ def _engine(url: URL) -> Engine:
         return create_engine(url, connect_args={"connect_timeout": _CONNECT_TIMEOUT_S}, pool_pre_ping=True)
     except ModuleNotFoundError as exc:
         raise _bad_url(f"PostgreSQL needs {exc.name}: pip install 'kvferry[postgres]'") from None
+    except ImportError as exc:
+        raise _bad_url(f"PostgreSQL's driver cannot be loaded ({exc}): pip install 'kvferry[postgres]'") from None
 
 
 def _prepare_sqlite(connection: Any, record: object) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import asdict
 
-from sqlalchemy import Update, delete, select, update
+from sqlalchemy import Update, delete, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from router.job_database import Database
@@ -31,16 +32,17 @@ class JobQueue:
         """Up to so many prompts that nobody has."""
         return await self._database.run(lambda session: self._claim(session, limit))
 
-    async def renew(self) -> set[tuple[int, int]]:
-        """Hold what is held for a lease more. The keys of all that is: of anything else the lease is lost, or the job
-        was cancelled."""
+    async def renew(self, keys: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Hold these for a lease more. The keys of those that are held: of the others the lease is lost, or the job was
+        cancelled."""
+        row_key = tuple_(PromptRow.job_key, PromptRow.position)
+        held = (PromptRow.owner == self._owner) & row_key.in_(list(keys))
 
         def renew(session: Session) -> set[tuple[int, int]]:
-            mine = PromptRow.owner == self._owner
-            session.execute(update(PromptRow).where(mine).values(leased_until_s=self._clock() + self._lease_s))
-            return {(key, at) for key, at in session.execute(select(PromptRow.job_key, PromptRow.position).where(mine))}
+            session.execute(update(PromptRow).where(held).values(leased_until_s=self._clock() + self._lease_s))
+            return {(key, at) for key, at in session.execute(select(PromptRow.job_key, PromptRow.position).where(held))}
 
-        return await self._database.run(renew)
+        return await self._database.run(renew) if keys else set()
 
     async def release(self, claim: Claim, after_s: float, *, uncounted: bool = False) -> None:
         """Somebody is to try it again, after a while; `uncounted`: this try was none."""

@@ -144,7 +144,7 @@ class Jobs:
 
     async def _renew(self) -> None:
         asked = set(self._running)
-        held = await self._queue.renew()
+        held = await self._queue.renew(asked)
         for key in asked - held:
             if task := self._running.get(key):
                 task.cancel()

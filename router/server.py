@@ -33,8 +33,19 @@ from workers.tokenizer import Tokenizer
 _GRACE_S = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a router is called, and its cluster."""
+
+    name: str = "router-0"
+    cluster_name: str = "kvferry"
+
+
+_UNNAMED = Identity()
+
+
 async def serve(
-    cluster_name: str,
+    identity: Identity,
     config: RouterConfig,
     model: ModelConfig,
     tokenizer: Tokenizer,
@@ -47,7 +58,7 @@ async def serve(
     incarnation = uuid.uuid4().hex
     pool = WorkerPool(worker_addresses, incarnation, config, network)
     router = Router(pool, config, incarnation)
-    server = RouterServer(router, pool, tokenizer, model, config, cluster_name=cluster_name, jobs=jobs)
+    server = RouterServer(router, pool, tokenizer, model, config, identity=identity, jobs=jobs)
     await pool.start()
     try:
         await server.start()
@@ -95,16 +106,14 @@ class RouterServer:
         model: ModelConfig,
         config: RouterConfig,
         *,
-        name: str = "router-0",
-        cluster_name: str = "kvferry",
+        identity: Identity = _UNNAMED,
         network: Network | None = None,
         jobs: JobsConfig | None = None,
     ) -> None:
         self._router = router
         self._pool = pool
         self._config = config
-        self._name = name
-        self._cluster_name = cluster_name
+        self._identity = identity
         self._network = network or GrpcNetwork()
         self.text = _text_service(router, tokenizer, model)
         self.text.metrics.watch(router, pool.status)
@@ -143,14 +152,14 @@ class RouterServer:
     def status(self) -> router_pb2.GetStatusResponse:
         ready, _ = self._pool.ready()
         load = router_pb2.RouterStatus(
-            name=self._name,
+            name=self._identity.name,
             incarnation=self._router.incarnation,
             pid=os.getpid(),
             num_queued=self._router.num_queued,
             num_running=self._router.num_running,
         )
         return router_pb2.GetStatusResponse(
-            name=self._cluster_name,
+            name=self._identity.cluster_name,
             ready=ready,
             http_endpoint=f"http://{_address(self._config.host, self.http_port)}",
             grpc_endpoint=_address(self._config.host, self.grpc_port),

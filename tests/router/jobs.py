@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class EchoRouter(ScriptedRouter):
     `errors` to raise, until none is left."""
 
     steps: Sequence[Any] = ()
+    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     permits: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     errors: list[Exception] = field(default_factory=list)
     most_running: int = 0
