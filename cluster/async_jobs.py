@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import aclosing
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Unpack
 import grpc.aio
 
 from cluster.connection import AsyncConnection
-from cluster.job_records import JobInfo, JobResult, JobStatus, info_from_pb, result_from_pb
+from cluster.job_records import JobInfo, JobResult, JobStatus, info_from_pb, new_job_id, result_from_pb
 from cluster.prompts import job_requests
 from cluster.records import Options, Prompt, Usage
 from protos import router_pb2 as pb
@@ -90,7 +89,7 @@ class AsyncJobs:
         """It is on disk when this returns."""
         # With an id chosen here, a try whose answer was lost makes no second job.
         requests = await asyncio.to_thread(job_requests, prompts, options)
-        request = pb.SubmitJobRequest(job_id=f"job-{uuid.uuid4().hex}", requests=requests)
+        request = pb.SubmitJobRequest(job_id=new_job_id(), requests=requests)
         metadata = self._connection.metadata
         answer = await self._connection.call(
             lambda stubs, timeout_s: stubs.jobs.SubmitJob(request, timeout=timeout_s, metadata=metadata),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -49,6 +50,11 @@ class JobResult:
     index: int
     completion: Completion | None
     error: KVFerryError | None = None
+
+
+def new_job_id() -> str:
+    """Short enough to be typed, long enough to be a tenant's only one."""
+    return f"job-{uuid.uuid4().hex[:16]}"
 
 
 def info_from_pb(job: pb.Job) -> JobInfo:

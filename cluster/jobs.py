@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -14,7 +13,7 @@ from typing import Unpack
 import grpc
 
 from cluster.connection import Connection
-from cluster.job_records import JobInfo, JobResult, JobStatus, info_from_pb, result_from_pb
+from cluster.job_records import JobInfo, JobResult, JobStatus, info_from_pb, new_job_id, result_from_pb
 from cluster.prompts import job_requests
 from cluster.records import Options, Prompt, Usage
 from cluster.routers import Patience
@@ -100,7 +99,7 @@ class Jobs:
     def submit(self, prompts: Iterable[Prompt] | str | Path, **options: Unpack[Options]) -> Job:
         """It is on disk when this returns."""
         # With an id chosen here, a try whose answer was lost makes no second job.
-        request = pb.SubmitJobRequest(job_id=f"job-{uuid.uuid4().hex}", requests=job_requests(prompts, options))
+        request = pb.SubmitJobRequest(job_id=new_job_id(), requests=job_requests(prompts, options))
         metadata = self._connection.metadata
         answer = self._connection.call(
             lambda stubs, timeout_s: stubs.jobs.SubmitJob(request, timeout=timeout_s, metadata=metadata),

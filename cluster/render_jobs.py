@@ -43,7 +43,7 @@ def jobs_table(infos: Iterable[JobInfo]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("job", no_wrap=True)
     for name in ("status", "prompts", "answered", "failed", "tokens", "submitted", "readable until"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=name == "status")
     for info in infos:
         counts = (info.num_prompts, info.num_answered, info.num_failed, info.usage.num_completion_tokens)
         times = (info.created_s, info.expires_s)
@@ -52,4 +52,4 @@ def jobs_table(infos: Iterable[JobInfo]) -> Table:
 
 
 def _local_time(at_s: float | None) -> str:
-    return "" if at_s is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at_s))
+    return "" if at_s is None else time.strftime("%m-%d %H:%M", time.localtime(at_s))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.mutants.aborts import ABORTS
 from tests.mutants.death import DEATH
 from tests.mutants.frames import FRAMES
+from tests.mutants.jobs import JOBS
 from tests.mutants.layouts import LAYOUTS
 from tests.mutants.meaning import MEANING
 from tests.mutants.operations import OPERATIONS
@@ -16,4 +17,4 @@ from tests.mutants.pressure import PRESSURE
 from tests.mutants.replicas import COPIES
 from tests.mutants.wrong_output import WRONG_OUTPUT
 
-MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *DEATH, *COPIES, *FRAMES, *LAYOUTS, *OPERATIONS)
+MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *DEATH, *COPIES, *FRAMES, *LAYOUTS, *OPERATIONS, *JOBS)

@@ -82,6 +82,18 @@ def test_what_is_not_the_prompts_fault_is_tried_again(tmp_path):
     asyncio.run(run())
 
 
+def test_a_prompt_waits_for_workers_for_as_long_as_it_takes(tmp_path):
+    async def run() -> None:
+        router = open_router()
+        router.errors += [UnavailableError("nobody there") for _ in range(3)]
+        async with serving_jobs(router, jobs_config(tmp_path, max_attempts=1)) as served:
+            job = await served.submit(["one"])
+            (result,) = await served.results(job.job_id)
+            assert not result.HasField("error")
+
+    asyncio.run(run())
+
+
 def test_an_error_that_does_not_pass_is_the_answer_in_the_end(tmp_path):
     async def run() -> None:
         router = open_router()
