@@ -61,6 +61,8 @@ def test_no_more_prompts_are_at_work_than_may_be(tmp_path):
         async with serving_jobs(router, jobs_config(tmp_path, max_in_flight=3)) as served:
             job = await served.submit(prompts_of(20))
             await until(lambda: router.num_running == 3)
+            await asyncio.sleep(0.2)
+            assert len(router.calls) == 3
             for _ in range(20):
                 router.permits.release()
             assert len(await served.results(job.job_id)) == 20
