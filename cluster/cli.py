@@ -148,6 +148,24 @@ def generate(prompt: str, chat: bool, name: str, target: str | None, **options: 
                 click.echo()
 
 
+@cli.group()
+def keys() -> None:
+    """API keys of a router (router.api_keys)."""
+
+
+@keys.command("new")
+@click.option("--tenant", required=True, help="Whose it is; several keys may be one tenant's.")
+@click.option("--requests-per-minute", type=click.IntRange(1), help="None: any number.")
+@click.option("--tokens-per-minute", type=click.IntRange(1), help="Of prompts and answers. None: any number.")
+@click.option("--max-priority", type=int, default=0, show_default=True, help="The most urgent it may ask for.")
+def keys_new(**entry: Any) -> None:
+    """Print a new key, which is nowhere else, and the line of the file of keys that lets it in."""
+    from cluster.keys import new_key
+
+    key, line = new_key(entry)
+    click.echo(f"{key}\n\nAdd below `keys:` of the file that router.api_keys names:\n{line}")
+
+
 cli.add_command(submit)
 cli.add_command(jobs)
 

@@ -42,6 +42,11 @@ class Sampling(TypedDict, total=False):
     n: int | None
 
 
+class Slo(TypedDict, total=False):
+    ttft_ms: float | None
+    tpot_ms: float | None
+
+
 class Options(Sampling, total=False):
     # What ends the answer, and whether it is shown too.
     stop: str | Sequence[str]
@@ -56,6 +61,10 @@ class Options(Sampling, total=False):
     regex: str | None
     choice: Sequence[str] | None
     grammar: str | None
+    # Lower goes first.
+    priority: int
+    # In milliseconds; what is predicted to miss it is refused at once (OverloadedError).
+    slo: Slo | None
     # Empty: the only model served.
     model: str
     # Empty: the router chooses one.
@@ -128,6 +137,8 @@ def build_request(prompt: Prompt, options: Options) -> pb.GenerateRequest:
             skip_special_tokens=options.get("skip_special_tokens"),
             cache_salt=options.get("cache_salt", ""),
             structured_output=_structured_output(options),
+            priority=options.get("priority", 0),
+            slo=pb.Slo(**slo) if (slo := options.get("slo")) else None,
         )
         _set_prompt(request, prompt)
     except (TypeError, ValueError) as exc:

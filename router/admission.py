@@ -1,4 +1,4 @@
-"""Who goes next: one queue in order of arrival, from which a request leaves with its workers chosen.
+"""Who goes next: one queue (router/queue.py), from which a request leaves with its workers chosen.
 
 Requests wait here and not in a prefill worker, which gets the next only while it has under two steps' worth of tokens.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 from protos import worker_pb2
 from router.config import RouterConfig
+from router.forecast import Forecast
 from router.policy import least_loaded_decode, least_loaded_prefill
 from router.pool import WorkerPool
+from router.queue import RequestQueue
 from router.worker_handle import WorkerHandle
 from workers.errors import DeadlineError, OverloadedError, UnavailableError
 from workers.request import Request
@@ -38,16 +39,23 @@ class Placement:
     replica_address: str = ""
     # Of its tokens, those that count as queued at `prefill`.
     num_queued_tokens: int = 0
+    # All that was queued there when it came, its own among them, and when that was.
+    num_tokens_there: int = 0
+    placed_s: float = 0.0
 
 
 class Admission:
     def __init__(self, pool: WorkerPool, config: RouterConfig) -> None:
         self._pool = pool
         self._config = config
-        # Fair: waiters get it in the order in which they came.
-        self._turn = asyncio.Lock()
+        self._queue = RequestQueue(config.max_num_queued_reqs, pool.changed)
+        self._forecast = Forecast(pool, config.slo)
+        self._num_retrying = 0
         self._background: set[asyncio.Task[None]] = set()
-        self.num_queued = 0
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._queue) + self._num_retrying
 
     async def place(self, request: Request, tried: Collection[str] = ()) -> Placement:
         """Wait for this request's turn and for room. Its tokens count as queued at the prefill worker until `leave`.
@@ -55,20 +63,21 @@ class Admission:
         `tried`: addresses of workers where it was placed before, which come last now. It has waited its turn then, and
         goes past the queue, however full that is.
 
-        Raises OverloadedError when the queue is full or the wait too long, UnavailableError when no worker is there and
-        none is expected back.
+        Raises OverloadedError when the queue is full, the wait too long or an SLO out of reach, UnavailableError when
+        no worker is there and none is expected back.
         """
-        if not tried and self.num_queued >= self._config.max_num_queued_reqs:
-            raise OverloadedError(f"{self.num_queued} requests wait already (router.max_num_queued_reqs); retry later")
-        self.num_queued += 1
         try:
-            async with asyncio.timeout(self._config.queue_timeout_s), nullcontext() if tried else self._turn:
-                return await self._next(request, tried)
+            async with asyncio.timeout(self._config.queue_timeout_s):
+                return await (self._place_again(request, tried) if tried else self._place_in_turn(request))
         except TimeoutError:
             seconds = self._config.queue_timeout_s
             raise OverloadedError(f"no room within router.queue_timeout_s ({seconds} s); retry later") from None
-        finally:
-            self.num_queued -= 1
+
+    def token_1(self, placement: Placement) -> None:
+        """It is there: the prefill worker's part is done. To say it again is no error."""
+        if placement.num_queued_tokens:
+            placement.prefill.pace.token_1.add(placement.num_tokens_there, _now() - placement.placed_s, _now())
+        self.leave(placement)
 
     def leave(self, placement: Placement) -> None:
         """Token 1 is there, or will not come. To say it again is no error."""
@@ -77,20 +86,43 @@ class Admission:
             placement.num_queued_tokens = 0
             self._pool.changed.set()
 
-    async def _next(self, request: Request, tried: Collection[str]) -> Placement:
-        while True:
-            self._pool.changed.clear()
-            try:
-                placement = await self._try(request, tried)
-            except UnavailableError:
-                if _now() >= self._pool.expected_until_s:
-                    raise
-                placement = None
-            if placement is not None:
-                placement.num_queued_tokens = request.num_tokens
-                placement.prefill.num_queued_tokens += request.num_tokens
-                return placement
-            await self._wait_for_change()
+    async def _place_in_turn(self, request: Request) -> Placement:
+        num_before, arrived_s = self._queue.num_tokens_before(request), _now()
+        if not request.output_token_ids:
+            self._forecast.require_slo(request, num_before, len(self._queue))
+        with self._queue.joined(request) as waiter:
+            while True:
+                async with self._queue.turn(waiter):
+                    placement = await self._look(request, ())
+                    if placement is not None:
+                        self._queue.served(waiter)
+                        self._forecast.waited(num_before, _now() - arrived_s)
+                        return placement
+                    await self._wait_for_change()
+
+    async def _place_again(self, request: Request, tried: Collection[str]) -> Placement:
+        self._num_retrying += 1
+        try:
+            while (placement := await self._look(request, tried)) is None:
+                await self._wait_for_change()
+            return placement
+        finally:
+            self._num_retrying -= 1
+
+    async def _look(self, request: Request, tried: Collection[str]) -> Placement | None:
+        """None: no room now."""
+        self._pool.changed.clear()
+        try:
+            placement = await self._try(request, tried)
+        except UnavailableError:
+            if _now() >= self._pool.expected_until_s:
+                raise
+            return None
+        if placement is not None:
+            placement.num_queued_tokens = request.num_tokens
+            placement.prefill.num_queued_tokens += request.num_tokens
+            placement.num_tokens_there, placement.placed_s = placement.prefill.num_queued_tokens, _now()
+        return placement
 
     async def _try(self, request: Request, tried: Collection[str]) -> Placement | None:
         if role := self._pool.whole_role():

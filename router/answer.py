@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from router.metrics import RouterMetrics
 from router.stop_strings import StopStrings
+from router.tenants import Caller
 from workers.detokenizer import Detokenizer
 from workers.errors import BY_NAME, AbortedError, InvalidRequestError, KVFerryError
-from workers.request import FinishReason, SamplingParams, Timeline, TokenLogprobs, TokenOutput
+from workers.request import NO_TERMS, FinishReason, SamplingParams, Terms, Timeline, TokenLogprobs, TokenOutput
 from workers.tokenizer import Tokenizer
 
 
@@ -30,6 +31,8 @@ class TextOptions:
     # By choice: tokens that the client has from a router that is gone. What comes after them is wanted, and no choice
     # that is not there; none at all: everything is.
     so_far: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    # What it asks for itself; whose it is, its API key tells.
+    terms: Terms = NO_TERMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,9 @@ class TextRequest:
     options: TextOptions
     # On the event loop's clock.
     arrived_s: float
+    terms: Terms = NO_TERMS
+    # Who is charged for it; None: nobody.
+    caller: Caller | None = None
 
     @property
     def choices(self) -> Iterable[int]:

@@ -32,7 +32,7 @@ class HttpAnswerer:
 
     async def answer(self, claim: Claim) -> Answer:
         line = json.loads(claim.body)
-        body = {**line["body"], "priority": JOB_PRIORITY}
+        body = {**line["body"], "priority": JOB_PRIORITY, "slo": None}
         status, answer = await self._post(claim.kind, body, claim.request_id)
         if status == _TOO_MANY or status >= 500:
             error = OverloadedError if status == _TOO_MANY else UnavailableError if status == 503 else KVFerryError

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+import os
+
+from pydantic import Field, field_validator
 
 from workers.config import Strict
+
+
+class SloConfig(Strict):
+    """What requests that name no SLO are held to; null: nothing."""
+
+    ttft_ms: float | None = Field(default=None, gt=0)
+    tpot_ms: float | None = Field(default=None, gt=0)
 
 
 class RouterConfig(Strict):
@@ -13,10 +22,20 @@ class RouterConfig(Strict):
     host: str = "127.0.0.1"
     http_port: int = Field(default=8000, ge=0, le=65535)
     grpc_port: int = Field(default=8001, ge=0, le=65535)
-    # Requests that may wait for a prefill worker; more are answered 429.
+    # Requests that may wait for a prefill worker; of more, the least urgent are answered 429.
     max_num_queued_reqs: int = Field(default=1024, ge=1)
     # Longest wait in that queue.
     queue_timeout_s: float = Field(default=300.0, gt=0)
+    # A request that is predicted to miss it is answered 429 before any work.
+    slo: SloConfig = SloConfig()
+    # A YAML file of hashed keys (`kvferry keys new`), read again when it changes. null: whoever comes is served.
+    api_keys: str | None = None
+    # A larger body is answered 413, one that takes longer 408; a head that takes as long is not answered,
+    # and a client that reads nothing of its answer for so long is gone.
+    max_body_bytes: int = Field(default=8 << 20, ge=1)
+    body_timeout_s: float = Field(default=60.0, gt=0)
+    # Web pages of these origins may ask ("*": of all).
+    cors_origins: tuple[str, ...] = ()
     # Between two looks at a worker; three misses in a row make it unreachable.
     heartbeat_s: float = Field(default=0.5, gt=0)
     # Longest silence of a worker about a running request.
@@ -34,6 +53,12 @@ class RouterConfig(Strict):
     # Tries in a row that may bring a request no token; the longest wait before the second, which doubles with each.
     max_attempts: int = Field(default=4, ge=1, le=20)
     retry_s: float = Field(default=0.2, gt=0)
+
+    @field_validator("api_keys")
+    @classmethod
+    def _path_from_here(cls, path: str | None) -> str | None:
+        """The router's process may be in another folder."""
+        return path and os.path.abspath(os.path.expanduser(path))
 
 
 class JobsConfig(Strict):

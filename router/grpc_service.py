@@ -14,6 +14,7 @@ from router.answer import TextChunk, TextOptions, TextRequest
 from router.structured import native_grammar
 from router.text import Prompt, TextService, new_request_id
 from workers.errors import InvalidRequestError, KVFerryError
+from workers.request import Slo, Terms
 from workers.rpc import ACCEPTED_KEY, abort_with
 from workers.wire import logprobs_to_pb, params_from_pb, reason_to_pb, timeline_to_pb
 
@@ -38,7 +39,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     # Writes rather than yields: a cancelled call then ends inside this coroutine, which aborts the request at once.
     async def Generate(self, request: router_pb2.GenerateRequest, context: GenerateContext) -> None:  # type: ignore[override]
         try:
-            prepared = prepare(self._text, request)
+            prepared = await prepare(self._text, request)
             await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
             async with aclosing(self._text.stream(prepared)) as chunks:
                 async for chunk in chunks:
@@ -60,12 +61,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         return await self._audit()
 
 
-def prepare(text: TextService, request: router_pb2.GenerateRequest) -> TextRequest:
+async def prepare(text: TextService, request: router_pb2.GenerateRequest) -> TextRequest:
     """Raises KVFerryError, before any work."""
     text.model_name(request.model)
     request_id = request.request_id or new_request_id("gen")
     params = replace(params_from_pb(request.params), grammar=native_grammar(request))
-    return text.prepare(_prompt(request), params, request_id, _options(request))
+    return await text.prepared(_prompt(request), params, request_id, _options(request))
 
 
 def _options(request: router_pb2.GenerateRequest) -> TextOptions:
@@ -75,7 +76,12 @@ def _options(request: router_pb2.GenerateRequest) -> TextOptions:
         skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
         cache_salt=request.cache_salt,
         so_far={choice: held.token_ids for choice, held in sorted(request.output_token_ids.items())},
+        terms=Terms(priority=request.priority, slo=_slo(request.slo) if request.HasField("slo") else None),
     )
+
+
+def _slo(slo: router_pb2.Slo) -> Slo:
+    return Slo(*(getattr(slo, name) if slo.HasField(name) else None for name in ("ttft_ms", "tpot_ms")))
 
 
 def _prompt(request: router_pb2.GenerateRequest) -> Prompt:

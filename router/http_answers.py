@@ -22,9 +22,6 @@ from workers.errors import InvalidRequestError, KVFerryError, OverloadedError
 
 logger = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 8 << 20
-# A body that takes longer to come is not waited for.
-_BODY_TIMEOUT_S = 60.0
 _SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 # Long enough for a worker to come back, short enough not to be noticed.
 _RETRY_AFTER_S = 1.0
@@ -35,25 +32,12 @@ async def read_json(request: Request) -> dict[str, Any]:
     if kind != "application/json":
         raise InvalidRequestError(f"content-type is {kind[:80]!r}; send application/json")
     try:
-        body = json.loads(await _read(request), parse_constant=_refuse_constant)
+        body = json.loads(await request.body(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not valid JSON ({error}); mend it") from error
     if not isinstance(body, dict):
         raise InvalidRequestError(f"the body must be a JSON object; got {type(body).__name__}")
     return body
-
-
-async def _read(request: Request) -> bytes:
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY_BYTES:
-                    raise HTTPException(413, f"the body is over {MAX_BODY_BYTES} bytes; send less")
-    except TimeoutError:
-        raise HTTPException(408, f"the body did not come whole within {_BODY_TIMEOUT_S:.0f} s; send it again") from None
-    return bytes(body)
 
 
 def _refuse_constant(name: str) -> NoReturn:

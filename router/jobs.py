@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from router.config import JobsConfig
 from router.job_queue import JobQueue
 from router.job_records import Answer, Claim
+from router.job_tenant import act_for
 from workers.backoff import pause_s
 from workers.errors import AbortedError, KVFerryError, OverloadedError, UnavailableError
 from workers.rpc import close_quietly
@@ -113,6 +114,7 @@ class Jobs:
 
     async def _settle(self, claim: Claim) -> None:
         """An answer, be it an error, or the prompt back in the queue."""
+        act_for(claim.tenant)
         answerer = self._answerers[claim.kind]
         try:
             self._refuse_deadly(claim)

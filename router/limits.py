@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workers.errors import InvalidRequestError
-from workers.request import SamplingParams
+from workers.request import SamplingParams, Terms
 
 MAX_NUM_STOPS = 4
 # vLLM's, and OpenAI's for chats.
@@ -151,6 +151,14 @@ def check_num_answers(num_prompts: int, n: int) -> None:
             f"{num_prompts} prompts with {n} answers each are {num_prompts * n}; at most {MAX_CHOICES}: lower n",
             param="n",
         )
+
+
+def check_terms(terms: Terms) -> None:
+    _require(-(2**31) <= terms.priority < 2**31, "priority", terms.priority, "a 32-bit integer (lower goes first)")
+    for name in ("ttft_ms", "tpot_ms") if terms.slo else ():
+        limit_ms = getattr(terms.slo, name)
+        holds = limit_ms is None or (math.isfinite(limit_ms) and limit_ms > 0)
+        _require(holds, f"slo.{name}", limit_ms, "above 0")
 
 
 def check_cache_salt(salt: str) -> None:

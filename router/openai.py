@@ -14,15 +14,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
 from router.answer import TextChunk, TextRequest
-from router.http_answers import RequestIds, WatchedResponse, add_error_handlers, read_json, retry_headers, send_events
+from router.config import RouterConfig
+from router.http_answers import WatchedResponse, add_error_handlers, read_json, retry_headers, send_events
+from router.http_edge import add_edge
 from router.limits import check_num_answers
 from router.merge import merge
 from router.openai_logprobs import NO_LOGPROBS, LogprobsWanted, Scribe, prompt_logprobs
 from router.openai_schema import ChatBody, CompletionBody
 from router.openai_wire import DONE, ChatShape, Choice, CompletionShape, usage
+from router.tenants import KeyRing
 from router.text import TextService
 from workers.request import FinishReason, TokenLogprobs
 from workers.tokenizer import Tokenizer
+
+_DEFAULTS = RouterConfig()
 
 
 class Readiness(Protocol):
@@ -84,9 +89,11 @@ class _Job:
         return [choice for of_prompt in ranked for choice in of_prompt[: self.num_shown]]
 
 
-def build_app(text: TextService, pool: Readiness) -> FastAPI:
+def build_app(
+    text: TextService, pool: Readiness, config: RouterConfig = _DEFAULTS, keys: KeyRing | None = None
+) -> FastAPI:
     app = FastAPI(title="kvferry", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.add_middleware(RequestIds)
+    add_edge(app, config, keys)
     add_error_handlers(app)
     _add_generation(app, text)
     _add_models(app, text)
@@ -99,7 +106,7 @@ def _add_generation(app: FastAPI, text: TextService) -> None:
     async def completions(request: Request) -> Response:
         body = CompletionBody.parse(await read_json(request))
         shape = CompletionShape(request.state.request_id, text.model_name(body.model))
-        requests = _completion_requests(text, body, request.state.request_id)
+        requests = await _completion_requests(text, body, request.state.request_id)
         echoes = _echoes(text, body) if body.echo else ()
         job = _Job(requests, shape, body.include_usage, body.n or 1, echoes, body.echo_only, body.wanted())
         return _respond(text, job, bool(body.stream))
@@ -109,7 +116,7 @@ def _add_generation(app: FastAPI, text: TextService) -> None:
         body = ChatBody.parse(await read_json(request))
         request_id = request.state.request_id
         shape = ChatShape(request_id, text.model_name(body.model))
-        chat = text.prepare(body.prompt(), body.sampling_params(), request_id, body.options())
+        chat = await text.prepared(body.prompt(), body.sampling_params(), request_id, body.options())
         job = _Job([chat], shape, body.include_usage, body.n or 1, wanted=body.wanted())
         return _respond(text, job, bool(body.stream))
 
@@ -147,12 +154,12 @@ def _add_probes(app: FastAPI, text: TextService, pool: Readiness) -> None:
         return Response(text.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _completion_requests(text: TextService, body: CompletionBody, request_id: str) -> list[TextRequest]:
+async def _completion_requests(text: TextService, body: CompletionBody, request_id: str) -> list[TextRequest]:
     """Every prompt is checked before any is started."""
     prompts, params, options = body.prompts(), body.sampling_params(), body.options()
     check_num_answers(len(prompts), params.n)
     ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{at}" for at in range(len(prompts))]
-    return [text.prepare(prompt, params, one, options) for prompt, one in zip(prompts, ids, strict=True)]
+    return [await text.prepared(prompt, params, one, options) for prompt, one in zip(prompts, ids, strict=True)]
 
 
 def _echoes(text: TextService, body: CompletionBody) -> list[str]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from router.answer import TextOptions
 from router.limits import check_best_of, check_num_logprobs
 from router.openai_logprobs import LogprobsWanted
+from router.openai_terms import SloBody, terms_of
 from router.structured import OPENAI_FIELDS, openai_grammar
 from workers.errors import InvalidRequestError
 from workers.request import SamplingParams
@@ -73,6 +74,9 @@ class _Body(BaseModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     cache_salt: str | None = None
+    # Lower goes first, as vLLM's.
+    priority: int | None = None
+    slo: SloBody | None = None
     # What the answer must match (router/structured.py).
     response_format: Any = None
     structured_outputs: Any = None
@@ -116,6 +120,7 @@ class _Body(BaseModel):
             skip_special_tokens=self.skip_special_tokens is not False,
             cache_salt=self.cache_salt or "",
             default_max_tokens=self.default_max_tokens,
+            terms=terms_of(self.priority, self.slo),
         )
 
     def wanted(self) -> LogprobsWanted:

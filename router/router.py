@@ -27,7 +27,7 @@ from workers.errors import (
     StaleGrantError,
     UnavailableError,
 )
-from workers.request import Request, SamplingParams, Timeline, TokenOutput
+from workers.request import NO_TERMS, Request, SamplingParams, Terms, Timeline, TokenOutput
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +63,23 @@ class Router:
         request_id: str,
         cache_salt: str = "",
         so_far: Mapping[int, Sequence[int]] | None = None,
+        terms: Terms = NO_TERMS,
     ) -> AsyncGenerator[TokenOutput, None]:
         """Outputs of all choices: of each with ascending index, the last with finish_reason and its whole timeline.
 
         `so_far`: by choice, the tokens that are there already, and no choices but these. Closing it aborts all. The
         caller has validated params against the model. Raises KVFerryError.
         """
-        request = Request(request_id, list(prompt_token_ids), params, router_id=self.incarnation, cache_salt=cache_salt)
+        request = Request(
+            request_id,
+            list(prompt_token_ids),
+            params,
+            router_id=self.incarnation,
+            cache_salt=cache_salt,
+            tenant=terms.tenant,
+            priority=terms.priority,
+            slo=terms.slo,
+        )
         choices = [_Choice(one) for one in (children_of(request) if params.n > 1 else [request])]
         if so_far is not None:
             choices = [choice for choice in choices if choice.request.choice in so_far]
@@ -143,6 +153,9 @@ class Router:
             cache_salt=request.cache_salt,
             choice=request.choice,
             replica_address=request.replica_address,
+            tenant=request.tenant,
+            priority=request.priority,
+            slo=request.slo,
         )
 
     async def _attempt(self, request: Request, tried: set[str]) -> AsyncGenerator[TokenOutput, None]:
@@ -180,7 +193,7 @@ class Router:
                 await placement.decode.submit(request)
             else:
                 first = await self._token_1(request, placement, placement.grant)
-                self._admission.leave(placement)
+                self._admission.token_1(placement)
                 for output in first:
                     if output.finish_reason is not None:
                         running.remove(output.choice)
@@ -190,7 +203,7 @@ class Router:
                     # Until decode has answered, prefill may take the end of the hand-off with it when it dies.
                     yield await placement.prefill.unless_lost(anext(outputs))
                 async for output in outputs:
-                    self._admission.leave(placement)
+                    self._admission.token_1(placement)
                     yield output
         finally:
             self._admission.leave(placement)

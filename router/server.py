@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import grpc.aio
 import uvicorn
 
 from protos import router_pb2, router_pb2_grpc
 from router.config import JobsConfig, RouterConfig
+from router.grpc_keys import KeyInterceptor
 from router.grpc_service import RouterService
+from router.http_protocol import PatientProtocol
 from router.job_desk import JobDesk
 from router.openai import build_app
 from router.pool import WorkerPool
 from router.router import Router
+from router.tenants import KeyRing
 from router.text import TextService
 from workers.config import ModelConfig
 from workers.errors import ConfigError
@@ -116,6 +120,7 @@ class RouterServer:
         self._identity = identity
         self._network = network or GrpcNetwork()
         self.text = _text_service(router, tokenizer, model)
+        self._keys = KeyRing(config.api_keys) if config.api_keys else None
         self.text.metrics.watch(router, pool.status)
         self._jobs = JobDesk(jobs, self.text, router.incarnation) if jobs else None
         # The bound ports, after start.
@@ -169,7 +174,7 @@ class RouterServer:
         )
 
     async def _start_grpc(self) -> None:
-        server = self._network.server()
+        server = self._network.server([KeyInterceptor(self._keys)] if self._keys else ())
         service = RouterService(self.text, self.status, self._router.audit)
         router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
         if self._jobs:
@@ -185,13 +190,13 @@ class RouterServer:
     async def _start_http(self) -> None:
         listener = _listen(self._config.host, self._config.http_port)
         self.http_port = listener.getsockname()[1]
-        app = build_app(self.text, self._pool)
+        app = build_app(self.text, self._pool, self._config, self._keys)
         if self._jobs:
             self._jobs.open_to_http(app)
         self._http = _Server(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=cast(Any, functools.partial(PatientProtocol, timeout_s=self._config.body_timeout_s)),
                 ws="none",
                 lifespan="off",
                 log_config=None,

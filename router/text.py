@@ -12,11 +12,12 @@ from typing import Protocol, cast
 import xxhash
 
 from router.answer import Answer, TextChunk, TextOptions, TextRequest
-from router.limits import Limits, check_cache_salt, check_request_id, check_stops
+from router.limits import Limits, check_cache_salt, check_request_id, check_stops, check_terms
 from router.metrics import RouterMetrics
+from router.tenants import CALLER
 from workers.errors import InvalidRequestError, KVFerryError, NotFoundError
-from workers.request import FinishReason, SamplingParams, TokenOutput, with_seed
-from workers.tokenizer import Tokenizer
+from workers.request import NO_TERMS, FinishReason, SamplingParams, Terms, TokenOutput, with_seed
+from workers.tokenizer import LONG_CHARS, Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Generator(Protocol):
         request_id: str,
         cache_salt: str = "",
         so_far: Mapping[int, Sequence[int]] | None = None,
+        terms: Terms = NO_TERMS,
     ) -> AsyncGenerator[TokenOutput, None]: ...
 
 
@@ -76,17 +78,33 @@ class TextService:
         request_id: str,
         options: TextOptions = NO_OPTIONS,
     ) -> TextRequest:
-        """Check and tokenise. Raises InvalidRequestError, before any work."""
+        """Check, tokenise and charge the prompt to its caller. Raises InvalidRequestError, and OverloadedError when the
+        caller's tokens are used up, before any work."""
         arrived_s = asyncio.get_running_loop().time()
         check_request_id(request_id)
         check_stops(options.stops)
         check_cache_salt(options.cache_salt)
+        check_terms(options.terms)
         param = "messages" if _is_chat(prompt) else "prompt"
         token_ids = self._token_ids(prompt, param)
         self._limits.check_prompt(token_ids, param)
         params = self._limits.complete_params(params, len(token_ids), options.default_max_tokens, param)
         self._limits.check_so_far(options.so_far, params)
-        return TextRequest(request_id, token_ids, with_seed(params, seed_of(request_id)), options, arrived_s)
+        caller = CALLER.get()
+        terms = caller.terms(options.terms) if caller else options.terms
+        params = with_seed(params, seed_of(request_id, terms.tenant))
+        if caller is not None:
+            caller.take_prompt(len(token_ids))
+        return TextRequest(request_id, token_ids, params, options, arrived_s, terms, caller)
+
+    async def prepared(
+        self, prompt: Prompt, params: SamplingParams, request_id: str, options: TextOptions = NO_OPTIONS
+    ) -> TextRequest:
+        """`prepare`, but a long text is tokenised on a thread, where it holds up nobody's tokens."""
+        if not isinstance(prompt, str) or len(prompt) <= LONG_CHARS:
+            return self.prepare(prompt, params, request_id, options)
+        token_ids = await asyncio.to_thread(self._token_ids, prompt, "prompt")
+        return self.prepare(token_ids, params, request_id, options)
 
     async def complete(
         self, prompt: Prompt, params: SamplingParams, request_id: str, options: TextOptions = NO_OPTIONS
@@ -110,6 +128,8 @@ class TextService:
                     if (answer := answers[output.choice]).ended:
                         continue
                     chunk = answer.take(output)
+                    if request.caller is not None:
+                        request.caller.spend(len(chunk.token_ids))
                     if chunk.finish_reason is None or not all(one.ended for one in answers.values()):
                         yield chunk
                         continue
@@ -139,7 +159,12 @@ class TextService:
         try:
             options = request.options
             generated = self._router.generate(
-                request.prompt_token_ids, request.params, unique, options.cache_salt, options.so_far or None
+                request.prompt_token_ids,
+                request.params,
+                unique,
+                options.cache_salt,
+                options.so_far or None,
+                request.terms,
             )
             async with aclosing(generated) as outputs:
                 async for output in outputs:

@@ -12,6 +12,7 @@ import grpc.aio
 from protos import router_pb2, worker_pb2, worker_pb2_grpc
 from router.config import RouterConfig
 from router.policy import Load
+from router.prediction import Pace
 from workers.errors import BY_NAME, DeadlineError, KVFerryError, UnavailableError
 from workers.request import FinishReason, Request, TokenOutput
 from workers.rpc import Network, call, close_quietly, error_from_rpc
@@ -54,6 +55,7 @@ class WorkerHandle:
     def __init__(self, address: str, router_id: str, config: RouterConfig, network: Network) -> None:
         self.address = address
         self.stats = worker_pb2.WorkerStats()
+        self.pace = Pace()
         # Prompt tokens sent for prefill whose token 1 has not come back.
         self.num_queued_tokens = 0
         # Set when something may have changed for those who wait for room.
@@ -234,6 +236,9 @@ class WorkerHandle:
         if self.stats.incarnation and stats.incarnation != self.stats.incarnation:
             self._lose("was replaced")
             self._unheard_aborts.clear()
+            self.pace = Pace()
+        else:
+            self.pace.saw_stats(self.stats, stats, _now())
         self._misses = 0
         self.stats = stats
         self._note_change()

@@ -71,7 +71,12 @@ class OverloadedError(KVFerryError):
     grpc_code = grpc.StatusCode.RESOURCE_EXHAUSTED
     http_status = 429
     openai_type = "rate_limit_error"
-    retry_after_s: float = 1.0
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: float = 1.0
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.retry_after_s = retry_after_s
 
 
 class UnavailableError(KVFerryError):

@@ -32,7 +32,7 @@ class SamplingParams:
     """How to choose tokens. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 keep every token.
 
     `max_tokens` None means: up to max_model_len; the router makes it a number before a worker sees it.
-    `seed` None means: derived by the router from the request id.
+    `seed` None means: derived by the router from tenant and request id.
     """
 
     temperature: float = 1.0
@@ -68,6 +68,26 @@ class SamplingParams:
     @property
     def penalised(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request asks of its times, in milliseconds; None: nothing."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """For whom a request is served, how urgent it is (lower goes first, as vLLM's), and how soon it must be."""
+
+    tenant: str = ""
+    priority: int = 0
+    slo: Slo | None = None
+
+
+NO_TERMS = Terms()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +182,10 @@ class Request:
     hold_blocks: bool = False
     # Index of the only choice wanted, where params.n is 1; of several, the first.
     choice: int = 0
+    # Terms: the router's business, which no worker hears of.
+    tenant: str = ""
+    priority: int = 0
+    slo: Slo | None = None
 
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -17,6 +17,7 @@ from workers.errors import KVFerryError
 M = TypeVar("M")
 
 _ERROR_KEY, _PARAM_KEY, _CODE_KEY = "kvferry-error", "kvferry-param", "kvferry-code"
+_RETRY_KEY = "kvferry-retry-after-s"
 # In a call's initial metadata: its server is there and works on it.
 ACCEPTED_KEY = "kvferry-accepted"
 _OPTIONS = (
@@ -45,7 +46,7 @@ class Network(Protocol):
     def connect(self, address: str, *, bulk: bool = False) -> grpc.aio.Channel:
         """A channel to host:port; `bulk` ones do not share a connection with small calls."""
 
-    def server(self) -> grpc.aio.Server: ...
+    def server(self, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server: ...
 
     async def listen(self, server: grpc.aio.Server, host: str, port: int) -> str:
         """Start `server`; its address. Port 0 takes any. Raises ConfigError when the port is in use."""
@@ -55,8 +56,8 @@ class GrpcNetwork:
     def connect(self, address: str, *, bulk: bool = False) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(address, options=_OPTIONS + _BULK_OPTIONS if bulk else _OPTIONS)
 
-    def server(self) -> grpc.aio.Server:
-        return grpc.aio.server(options=_OPTIONS + _BULK_OPTIONS[:-1])
+    def server(self, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
+        return grpc.aio.server(interceptors=interceptors, options=_OPTIONS + _BULK_OPTIONS[:-1])
 
     async def listen(self, server: grpc.aio.Server, host: str, port: int) -> str:
         try:
@@ -73,6 +74,8 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: KVFerry
     """End a server's call with this error, its class and param in the trailing metadata."""
     metadata = [(_ERROR_KEY, type(error).__name__)]
     metadata += [(key, value) for key, value in ((_PARAM_KEY, error.param), (_CODE_KEY, error.code)) if value]
+    if isinstance(error, errors.OverloadedError):
+        metadata.append((_RETRY_KEY, f"{error.retry_after_s:.3f}"))
     await context.abort(error.grpc_code, error.message, tuple(metadata))
 
 
@@ -83,7 +86,10 @@ def error_from_rpc(exc: grpc.RpcError) -> KVFerryError:
     details = exc.details() or exc.code().name
     name = metadata.get(_ERROR_KEY)
     cls = errors.BY_NAME.get(str(name)) or _BY_STATUS.get(exc.code(), KVFerryError)
-    return cls(details, param=_text(metadata.get(_PARAM_KEY)), code=_text(metadata.get(_CODE_KEY)))
+    error = cls(details, param=_text(metadata.get(_PARAM_KEY)), code=_text(metadata.get(_CODE_KEY)))
+    if isinstance(error, errors.OverloadedError) and _RETRY_KEY in metadata:
+        error.retry_after_s = float(metadata[_RETRY_KEY])
+    return error
 
 
 async def call(coroutine: Awaitable[M]) -> M:

@@ -22,6 +22,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
     raise ConfigError(f"model {path} does not exist; give a .gguf file or a Hugging Face folder", param="model")
 
 
+# Some milliseconds' worth of tokenising: more is done on another thread than the event loop's.
+LONG_CHARS = 20_000
+
+
 class Tokenizer:
     """Decoding goes through the bytes of each token: text is their concatenation read as UTF-8, so it can be cut
     anywhere and put together again (workers/detokenizer.py). Bytes that are no UTF-8 become U+FFFD.
@@ -52,6 +56,9 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         try:
+            if len(text) > LONG_CHARS:
+                # Only a batch lets go of the GIL.
+                return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError as error:  # The backend's answer to a str that has no UTF-8 form.
             at = next((at for at, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)

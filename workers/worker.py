@@ -52,6 +52,7 @@ class Worker:
         self._network = network or GrpcNetwork()
         self.transports = open_transports(config.transfer, config.device, self._network, self.incarnation)
         self._make_executor = make_executor or _load_model
+        self._steps_s = 0.0
         # Empty until its port is open, which callers may be quicker to find than this worker itself.
         self.address = ""
 
@@ -117,6 +118,7 @@ class Worker:
     def stats(self) -> worker_pb2.WorkerStats:
         transfer = self.config.transfer
         stats = worker_stats(self.config, self.incarnation, self.layout, self.engine, self._frames, self.decode)
+        stats.steps_s = self._steps_s
         stats.kv_bytes_replicated = self._replicas.num_bytes_kept
         stats.num_replicas_refused = self._replicas.num_refused
         stats.peers.extend(
@@ -137,13 +139,20 @@ class Worker:
         while True:
             await self.engine.wait_for_work()
             try:
-                outputs = await self.engine.step()
+                outputs = await self._step()
                 self.outputs.publish(self._prefill.advance(outputs))
                 self._replicas.advance()
             except Exception as exc:  # Whatever a step raises ends its requests, not the worker.
                 logger.exception("%s: a step failed", self.config.name)
                 # Another worker may do better.
                 self._fail_all(UnavailableError(f"{self.config.name}: a step failed: {type(exc).__name__}: {exc}"))
+
+    async def _step(self) -> list[TokenOutput]:
+        began_s, num_steps = asyncio.get_running_loop().time(), self.engine.num_steps
+        outputs = await self.engine.step()
+        if self.engine.num_steps > num_steps:
+            self._steps_s += asyncio.get_running_loop().time() - began_s
+        return outputs
 
     def _check(self, request: Request) -> None:
         """What a router should have refused, and an id that is taken: the same request sent again replaces itself."""

@@ -157,8 +157,8 @@ DEATH = (
         "what has waited its turn goes past the queue",
         "D9",
         "router/admission.py",
-        "if not tried and self.num_queued >=",
-        "if self.num_queued >=",
+        "await (self._place_again(request, tried) if tried else self._place_in_turn(request))",
+        "await self._place_in_turn(request)",
         ("tests/router/test_second_tries.py::test_streams_that_lose_their_worker_go_past_a_full_queue",),
     ),
 )

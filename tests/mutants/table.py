@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.mutants.aborts import ABORTS
 from tests.mutants.death import DEATH
 from tests.mutants.frames import FRAMES
+from tests.mutants.front import FRONT
 from tests.mutants.jobs import JOBS
 from tests.mutants.layouts import LAYOUTS
 from tests.mutants.meaning import MEANING
@@ -17,4 +18,6 @@ from tests.mutants.pressure import PRESSURE
 from tests.mutants.replicas import COPIES
 from tests.mutants.wrong_output import WRONG_OUTPUT
 
-MUTANTS = (*ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *DEATH, *COPIES, *FRAMES, *LAYOUTS, *OPERATIONS, *JOBS)
+MUTANTS = (
+    *ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *DEATH, *COPIES, *FRAMES, *LAYOUTS, *OPERATIONS, *FRONT, *JOBS,
+)  # fmt: skip

@@ -20,7 +20,7 @@ from router.router import Router
 from router.server import RouterServer
 from tests.router.scripted import ScriptedRouter, StaticPool, smollm
 from tests.router.serving import MODEL
-from workers.request import FinishReason, SamplingParams, Timeline, TokenOutput
+from workers.request import NO_TERMS, FinishReason, SamplingParams, Terms, Timeline, TokenOutput
 
 if TYPE_CHECKING:
     from protos.router_pb2_grpc import JobServiceAsyncStub
@@ -51,8 +51,10 @@ class EchoRouter(ScriptedRouter):
         request_id: str,
         cache_salt: str = "",
         so_far: Mapping[int, Sequence[int]] | None = None,
+        terms: Terms = NO_TERMS,
     ) -> AsyncGenerator[TokenOutput, None]:
         self.calls.append((list(prompt_token_ids), params, request_id))
+        self.terms.append(terms)
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         try:
@@ -101,8 +103,9 @@ def jobs_config(folder: Path, **settings: Any) -> JobsConfig:
 
 
 @asynccontextmanager
-async def serving_jobs(router: EchoRouter, config: JobsConfig) -> AsyncIterator[Served]:
-    ports = RouterConfig(http_port=0, grpc_port=0)
+async def serving_jobs(router: EchoRouter, config: JobsConfig, **settings: Any) -> AsyncIterator[Served]:
+    """`settings`: of RouterConfig."""
+    ports = RouterConfig(http_port=0, grpc_port=0, **settings)
     server = RouterServer(cast(Router, router), StaticPool(), smollm(), MODEL, ports, jobs=config)
     await server.start()
     try:

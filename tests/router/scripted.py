@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from protos import router_pb2
 from router.text import TextService
 from workers.models.resolve import resolve_model
-from workers.request import FinishReason, SamplingParams, Timeline, TokenLogprobs, TokenOutput
+from workers.request import NO_TERMS, FinishReason, SamplingParams, Terms, Timeline, TokenLogprobs, TokenOutput
 from workers.tokenizer import Tokenizer, load_tokenizer
 
 TIMELINE = Timeline(queued_s=0.5, prefill_s=0.25, decode_s=0.125)
@@ -31,6 +31,7 @@ class ScriptedRouter:
     calls: list[tuple[list[int], SamplingParams, str]] = field(default_factory=list)
     salts: list[str] = field(default_factory=list)
     so_far: list[dict[int, list[int]]] = field(default_factory=list)
+    terms: list[Terms] = field(default_factory=list)
     # Request ids whose generator was closed before its end.
     aborted: list[str] = field(default_factory=list)
     # What output token 0 tells of the prompt.
@@ -51,9 +52,11 @@ class ScriptedRouter:
         request_id: str,
         cache_salt: str = "",
         so_far: Mapping[int, Sequence[int]] | None = None,
+        terms: Terms = NO_TERMS,
     ) -> AsyncGenerator[TokenOutput, None]:
         self.calls.append((list(prompt_token_ids), params, request_id))
         self.salts.append(cache_salt)
+        self.terms.append(terms)
         self.so_far.append({choice: list(token_ids) for choice, token_ids in (so_far or {}).items()})
         self.num_running += 1
         try:

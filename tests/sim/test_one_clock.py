@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# The second runs within a step, beside the model; the third waits in place; the fourth copies; the next two are
-# other processes' ends of steps and copies, and what notices that one of them died; the last waits for disks.
+# The second runs within a step, beside the model; the third waits in place; the fourth copies; then come other
+# processes' ends of steps and copies, and what notices that one of them died. The last two tokenise long
+# texts and wait for disks.
 THREADS_ALLOWED = {
     "workers/engine/executor.py",
     "workers/engine/grammar.py",
@@ -18,6 +19,7 @@ THREADS_ALLOWED = {
     "workers/kv_transfer/lane.py",
     "workers/engine/tensor_parallel.py",
     "workers/engine/rank_process.py",
+    "router/text.py",
     "router/job_database.py",
 }
 # NIXL has to be asked again and again, on the thread of a lane.

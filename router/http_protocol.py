@@ -1,0 +1,74 @@
+"""HTTP/1.1 with clients that must send the head of a request, and read its answer, in time.
+
+Bodies have their time in http_edge.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from router.openai_wire import error_object
+
+
+class PatientProtocol(H11Protocol):
+    """uvicorn's own waits for ever: for the head of a connection's first request, for the rest of any other's head, and
+    for whoever does not read."""
+
+    def __init__(self, *args: Any, timeout_s: float, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._timeout_s = timeout_s
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        before: RequestResponseCycle | None = self.cycle
+        if self._head_timer is None and (before is None or before.response_complete):
+            self._expect_head()
+        super().data_received(data)
+        if self.cycle is not before:
+            self._forget_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_head()
+        self._forget_reader()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # Nothing of what is not read yet can be said any more.
+        self._read_timer = self.loop.call_later(self._timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forget_reader()
+
+    def send_400_response(self, msg: str) -> None:
+        """In the shape of every other error."""
+        body = json.dumps(error_object(f"{msg[:-1]}: send HTTP/1.1", "invalid_request_error")).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        self.transport.write(self.conn.send(h11.Response(status_code=400, headers=headers)))
+        self.transport.write(self.conn.send(h11.Data(data=body)))
+        self.transport.write(self.conn.send(h11.EndOfMessage()))
+        self.transport.close()
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(self._timeout_s, self.transport.close)
+
+    def _forget_reader(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+    def _forget_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

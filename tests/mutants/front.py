@@ -1,0 +1,180 @@
+"""The door: who leaves early, what failed, who goes next, who is let in."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ROUTER = "router/router.py"
+QUEUE = "router/queue.py"
+EDGE = "router/http_edge.py"
+LEAVERS = "tests/router/test_early_leavers.py"
+FAILED = "tests/router/test_failed_generations.py"
+QUEUE_TESTS = "tests/router/test_queue.py"
+OVERLOAD = "tests/router/test_overload.py"
+PREDICTION = "tests/router/test_prediction.py"
+KEYS = "tests/router/test_api_keys.py"
+BAD = "tests/router/test_bad_requests.py"
+
+FRONT = (
+    Mutant(
+        "a connection that is closed before token 1 ends its request",
+        "A12",
+        "router/http_answers.py",
+        "await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)",
+        "await asyncio.wait({answering})",
+        ("tests/router/test_openai_server.py::test_a_client_that_goes_away_aborts_its_request_at_once",),
+    ),
+    Mutant(
+        "decode is told of a client that leaves between the two legs",
+        "A13",
+        ROUTER,
+        "self._in_background(placement.decode.abort(request_id))",
+        "pass",
+        (f"{LEAVERS}::test_a13_a_client_that_leaves_between_token_1_and_the_first_of_decode_frees_both",),
+    ),
+    Mutant(
+        "a grant whose answer comes to nobody is taken back",
+        "A13",
+        "router/admission.py",
+        "        except asyncio.CancelledError:\n            self._take_back(decode, request)\n",
+        "        except asyncio.CancelledError:\n",
+        (f"{LEAVERS}::test_a13_a_client_that_leaves_between_reserve_and_prefill_gives_the_grant_back",),
+    ),
+    Mutant(
+        "a worker's failed output is an error and no answer",
+        "C10",
+        "router/answer.py",
+        "        _raise_if_failed(output)\n",
+        "",
+        (f"{FAILED}::test_c10_a_whole_answer_that_failed_is_an_error",),
+    ),
+    Mutant(
+        "outputs that end without a reason are an error",
+        "C10",
+        "router/text.py",
+        "        if last is None:\n",
+        "        if last is None:\n            return\n",
+        (f"{FAILED}::test_c10_a_stream_that_failed_later_ends_with_an_error_and_no_finish_reason",),
+    ),
+    Mutant(
+        "lower priorities go first",
+        "",
+        QUEUE,
+        "self._levels[min(self._levels)].first()",
+        "next(iter(self._levels.values())).first()",
+        (
+            f"{QUEUE_TESTS}::test_lower_priorities_go_first_even_before_one_that_has_the_turn",
+            f"{OVERLOAD}::test_urgent_requests_wait_for_a_place_and_not_for_the_jobs_before_them",
+        ),
+    ),
+    Mutant(
+        "a waiter without room steps back for one that is more urgent",
+        "",
+        QUEUE,
+        "if self._holder is not None and self._first() is waiter:",
+        "if False:",
+        (f"{QUEUE_TESTS}::test_who_waits_with_the_turn_hears_of_a_more_urgent_one_at_once",),
+    ),
+    Mutant(
+        "tenants get equal tokens",
+        "",
+        QUEUE,
+        "self._levels[waiter.priority].serve(waiter)",
+        "pass",
+        (
+            f"{QUEUE_TESTS}::test_tenants_get_as_many_tokens_and_not_as_many_requests",
+            f"{OVERLOAD}::test_a_tenant_with_a_hundred_requests_does_not_hold_up_one_with_one",
+        ),
+    ),
+    Mutant(
+        "a full queue makes room for who is more urgent",
+        "",
+        QUEUE,
+        "            self._displace_for(waiter)\n",
+        "            raise self._full()\n",
+        (f"{QUEUE_TESTS}::test_a_full_queue_refuses_who_is_no_more_urgent_and_makes_room_for_who_is",),
+    ),
+    Mutant(
+        "what would miss its SLO is refused before any work",
+        "",
+        "router/forecast.py",
+        "if predicted_s is not None and predicted_s > limit_ms / 1000:",
+        "if False:",
+        (f"{PREDICTION}::test_under_overload_what_is_admitted_meets_its_slo_and_no_capacity_is_wasted",),
+    ),
+    Mutant(
+        "what is ahead in the queue counts",
+        "",
+        "router/prediction.py",
+        "num_tokens_before / rate",
+        "0.0",
+        (f"{PREDICTION}::test_times_are_predicted_from_what_is_ahead_the_best_worker_and_the_queues_late_waits",),
+    ),
+    Mutant(
+        "a wrong key is refused over HTTP",
+        "",
+        "router/tenants.py",
+        "if hmac.compare_digest(sha256, digest):",
+        "if True:",
+        (f"{KEYS}::test_without_a_key_or_with_a_wrong_one_only_probes_are_answered",),
+    ),
+    Mutant(
+        "a wrong key is refused over gRPC",
+        "",
+        "router/server.py",
+        "[KeyInterceptor(self._keys)] if self._keys else ()",
+        "()",
+        (f"{KEYS}::test_without_a_key_or_with_a_wrong_one_only_probes_are_answered",),
+    ),
+    Mutant(
+        "tokens of an answer are charged",
+        "",
+        "router/text.py",
+        "request.caller.spend(len(chunk.token_ids))",
+        "pass",
+        (f"{KEYS}::test_tokens_of_prompts_and_answers_count_and_what_is_used_up_is_refused",),
+    ),
+    Mutant(
+        "a body that does not come is not waited for",
+        "",
+        EDGE,
+        "async with asyncio.timeout_at(self._deadline_s):",
+        "async with asyncio.timeout_at(None):",
+        (f"{BAD}::test_a_body_that_is_too_large_or_does_not_come_is_refused_and_its_connection_closed",),
+    ),
+    Mutant(
+        "a head that does not come is not waited for",
+        "",
+        "router/http_protocol.py",
+        "self.loop.call_later(self._timeout_s, self.transport.close)",
+        "self.loop.call_later(1e6, self.transport.close)",
+        (f"{BAD}::test_a_head_that_does_not_come_is_not_waited_for",),
+    ),
+    Mutant(
+        "a client that reads nothing is not waited for",
+        "",
+        "router/http_protocol.py",
+        "self.loop.call_later(self._timeout_s, self.transport.abort)",
+        "self.loop.call_later(1e6, self.transport.abort)",
+        ("tests/router/test_slow_readers.py::test_a_client_that_reads_nothing_of_its_answer_is_gone_in_time",),
+    ),
+    Mutant(
+        "long texts are tokenised beside the loop",
+        "",
+        "router/text.py",
+        'await asyncio.to_thread(self._token_ids, prompt, "prompt")',
+        'self._token_ids(prompt, "prompt")',
+        (
+            "tests/router/test_long_texts.py"
+            "::test_the_loop_turns_while_a_long_text_is_tokenised_and_the_ids_are_the_same",
+        ),
+    ),
+    Mutant(
+        "a client that leaves in the middle of its body is no error of ours",
+        "",
+        EDGE,
+        'if message["type"] == "http.disconnect":',
+        "if False:",
+        (f"{BAD}::test_a_thousand_bad_requests_cost_no_error_of_ours_no_leak_and_nobody_elses_answer",),
+    ),
+)

@@ -1,0 +1,75 @@
+"""Clients that do not read what they have asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from router.http_protocol import PatientProtocol
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Talker:
+    """Says more than any buffer takes, until nobody hears it."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self.gone = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        talking = asyncio.create_task(self._talk(send))
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        talking.cancel()
+        self.gone.set()
+
+    async def _talk(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
+            self.num_bytes += 100_000
+
+
+@asynccontextmanager
+async def listening(app: Talker, timeout_s: float) -> AsyncIterator[int]:
+    protocol = cast(Any, functools.partial(PatientProtocol, timeout_s=timeout_s))
+    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)
+    config.load()
+    server = uvicorn.Server(config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server.lifespan = config.lifespan_class(config)
+    await server.startup(sockets=[listener])
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        await server.shutdown(sockets=[listener])
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_client_that_reads_nothing_of_its_answer_is_gone_in_time(reads):
+    async def main() -> None:
+        app = Talker()
+        async with listening(app, timeout_s=0.3) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GET)
+            await asyncio.sleep(0.05)
+            if reads:
+                for _ in range(20):
+                    await reader.readexactly(500_000)
+                    await asyncio.sleep(0.05)
+                assert not app.gone.is_set()
+            async with asyncio.timeout(5):
+                await app.gone.wait()
+            writer.transport.abort()
+
+    asyncio.run(main())
