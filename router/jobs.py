@@ -32,6 +32,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
 # Between two looks for jobs that came to another router.
 _LOOK_AGAIN_S = 0.5
 _SWEEP_S = 30.0
+# Prompts that end within this time are replaced together, with one write to the disk.
+_GATHER_S = 0.02
 
 
 class Answerer(Protocol):
@@ -172,5 +174,6 @@ class Jobs:
         try:
             async with asyncio.timeout(_LOOK_AGAIN_S):
                 await self._woken.wait()
+                await asyncio.sleep(_GATHER_S)
         except TimeoutError:
             pass

@@ -58,6 +58,14 @@ JOBS = (
         (f"{JOB_TESTS}::test_no_more_prompts_are_at_work_than_may_be",),
     ),
     Mutant(
+        "requests that somebody waits for go before jobs",
+        "-",
+        "router/jobs.py",
+        "JOB_PRIORITY = 100",
+        "JOB_PRIORITY = 0",
+        ("tests/router/test_job_tenants.py::test_a_request_that_somebody_waits_for_goes_before_a_job",),
+    ),
+    Mutant(
         "what is the cluster's fault is tried again",
         "-",
         "router/jobs.py",

@@ -1,4 +1,4 @@
-"""Jobs with API keys: whose they are, and that they wait for requests that somebody waits for."""
+"""Jobs beside other requests: whose they are, and that they let those go first that somebody waits for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 from cluster.client import AsyncClient
 from router.text import seed_of
 from tests.router.jobs import EchoRouter, jobs_config, open_router, serving_jobs
+from tests.router.serving import until
 from tests.router.test_api_keys import key_file
 from tests.router.test_batches import COMPLETIONS, create, ended, line
+from tests.router.whole import whole_router
 from workers.errors import AuthenticationError, NotFoundError
 from workers.request import Terms
 
@@ -67,5 +69,21 @@ def test_uploads_may_be_larger_than_other_bodies(tmp_path):
             async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
                 file = await client.files.create(file=("in.jsonl", b"x" * 5000), purpose="batch")
                 assert file.bytes == 5000
+
+    asyncio.run(run())
+
+
+def test_a_request_that_somebody_waits_for_goes_before_a_job(tmp_path):
+    """A job of 40 prompts of several steps each is there; a request that comes then is answered among the first."""
+
+    async def run() -> None:
+        config = jobs_config(tmp_path, max_in_flight=40)
+        async with whole_router(jobs=config) as whole, AsyncClient(whole.grpc_target) as client:
+            job = await client.submit([[at + 1] * 60 for at in range(40)], max_tokens=2, temperature=0, ignore_eos=True)
+            router = whole.serving.router
+            await until(lambda: router.num_queued > 30)
+            await client.generate([7] * 10, max_tokens=2, temperature=0, ignore_eos=True)
+            assert router.num_queued > 15
+            assert len(await job) == 40
 
     asyncio.run(run())
