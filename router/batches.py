@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.responses import JSONResponse, Response
 
 from router.batch_lines import BatchLines, parse_lines
@@ -24,6 +24,8 @@ from workers.errors import InvalidRequestError
 _WINDOWS_S = {"24h": 86_400.0}
 _LONGEST_PAGE = 100
 _PAGE = 20
+# OpenAI's, of metadata.
+_MAX_KEY, _MAX_VALUE = 64, 512
 _STATUSES = {
     JobStatus.RUNNING: "in_progress",
     JobStatus.COMPLETED: "completed",
@@ -40,6 +42,15 @@ class BatchBody(BaseModel):
     endpoint: str
     completion_window: str
     metadata: dict[str, str] | None = Field(default=None, max_length=16)
+
+    @field_validator("metadata")
+    @classmethod
+    def _short_text(cls, metadata: dict[str, str] | None) -> dict[str, str] | None:
+        for key, value in (metadata or {}).items():
+            is_text = not any("\ud800" <= char <= "\udfff" for char in key + value)
+            if not is_text or len(key) > _MAX_KEY or len(value) > _MAX_VALUE:
+                raise ValueError(f"keys are text of up to {_MAX_KEY} characters, values of up to {_MAX_VALUE}")
+        return metadata
 
 
 class Batches:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from router.job_tables import Table
-from workers.errors import ConfigError, KVFerryError, UnavailableError
+from workers.errors import ConfigError, InvalidRequestError, KVFerryError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +67,18 @@ class Database:
                     self._make_tables()
                 with Session(self._engine, expire_on_commit=False) as session, session.begin():
                     return work(session)
+            except (DataError, UnicodeError) as exc:
+                raise InvalidRequestError("there are characters in it that no database keeps; leave them out") from exc
             except (SQLAlchemyError, OSError) as exc:
                 if num_tries == _MAX_TRIES or not _was_in_the_way(exc):
                     raise self._error(exc) from exc
 
     def _make_tables(self) -> None:
         if self._url.get_backend_name() == "sqlite":
-            Path(str(self._url.database)).parent.mkdir(parents=True, exist_ok=True)
+            path = Path(str(self._url.database))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Prompts are nobody else's to read.
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         with self._engine.begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"))

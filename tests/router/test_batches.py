@@ -103,26 +103,29 @@ def test_chats_can_be_batched_and_a_bad_line_goes_to_the_error_file(tmp_path):
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    ("bad", "code", "number"),
-    [
-        ("{", "invalid_json_line", 2),
-        (line("a", CHAT), "mismatched_endpoint", 2),
-        ({**line("a"), "method": "GET"}, "invalid_method", 2),
-        (line("first"), "duplicate_custom_id", 2),
-        ({**line("a"), "custom_id": 5}, "missing_required_parameter", 2),
-        (line("a", stream=True), "invalid_request", 2),
-    ],
-)
-def test_a_file_with_a_bad_line_fails_as_a_batch_and_names_the_line(tmp_path, bad, code, number):
+BAD_LINES = [
+    ("{", "invalid_json_line"),
+    ("[]", "invalid_json_line"),
+    (line("a", CHAT), "mismatched_endpoint"),
+    ({**line("a"), "method": "GET"}, "invalid_method"),
+    (line("first"), "duplicate_custom_id"),
+    ({**line("a"), "custom_id": 5}, "missing_required_parameter"),
+    (line("a", stream=True), "invalid_request"),
+]
+
+
+def test_a_file_with_bad_lines_fails_as_a_batch_and_names_them(tmp_path):
     async def run() -> None:
         router = open_router()
         async with api(router, tmp_path) as (_, client):
-            batch = await create(client, [line("first", prompt="a"), bad])
+            batch = await create(client, [line("first", prompt="a"), *(bad for bad, _ in BAD_LINES)])
             assert batch.status == "failed"
             assert batch.errors is not None
             assert batch.errors.data is not None
-            assert [(one.code, one.line) for one in batch.errors.data] == [(code, number)]
+            told = [(one.line, one.code) for one in batch.errors.data]
+            assert told == [(number, code) for number, (_, code) in enumerate(BAD_LINES, start=2)]
+            empty = await create(client, [])
+            assert (empty.status, empty.request_counts and empty.request_counts.total) == ("failed", 0)
         assert router.calls == []
 
     asyncio.run(run())
@@ -196,5 +199,36 @@ def test_a_batch_is_no_job_of_the_native_api_and_the_other_way_round(tmp_path):
             with pytest.raises(grpc.aio.AioRpcError, match="is a batch"):
                 await served.results(batch.id)
             assert [one.job_id for one in (await served.jobs.ListJobs(pb.ListJobsRequest())).jobs] == [job.job_id]
+
+    asyncio.run(run())
+
+
+NO_BATCHES = [
+    b"[]",
+    b"{}",
+    b'{"input_file_id": 5}',
+    b'{"input_file_id": "\\ud800", "endpoint": "/v1/completions", "completion_window": "24h"}',
+    b'{"input_file_id": "x\\u0000", "endpoint": "/v1/completions", "completion_window": "24h"}',
+    b'{"input_file_id": "x", "endpoint": "/v1/models", "completion_window": "24h"}',
+    b'{"input_file_id": "x", "endpoint": "/v1/completions", "completion_window": "1h"}',
+    b'{"input_file_id": "FILE", "endpoint": "/v1/completions", "completion_window": "24h", '
+    b'"metadata": {"a": "\\ud800"}}',
+]
+
+
+def test_what_is_no_batch_is_refused_in_openais_shape(tmp_path):
+    async def run() -> None:
+        async with api(open_router(), tmp_path) as (_, client), httpx.AsyncClient() as plain:
+            file_id = await upload(client, [line("a", prompt="a")])
+            for body in NO_BATCHES:
+                answer = await plain.post(
+                    f"{client.base_url}batches",
+                    content=body.replace(b"FILE", file_id.encode()),
+                    headers={"content-type": "application/json"},
+                )
+                assert answer.status_code in (400, 404), body
+                assert answer.json()["error"]["message"]
+            for path in ("batches?limit=0", "files?limit=x", "batches/%00", "files/%FF/content", "batches?after=%00"):
+                assert (await plain.get(f"{client.base_url}{path}")).status_code in (400, 404), path
 
     asyncio.run(run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import stat
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from router.job_database import Database
 from router.job_queue import JobQueue
 from router.job_records import Answer, Claim, JobStatus, NewJob, Used
 from router.job_store import JobStore
-from workers.errors import ConfigError, UnavailableError
+from workers.errors import ConfigError, InvalidRequestError, NotFoundError, UnavailableError
 from workers.request import Timeline
 
 LEASE_S, TTL_S = 10.0, 100.0
@@ -226,6 +227,29 @@ def test_a_tenant_sees_its_own_jobs_only(url):
             assert (await store.get("other", "same")).status is JobStatus.RUNNING
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "'; DROP TABLE jobs; --", "x" * 10_000])
+def test_names_that_no_job_has_are_not_found_or_refused_in_words(url, name):
+    async def run() -> None:
+        async with shared(url) as at:
+            store = at.store()
+            await store.add(job_of(1))
+            for look in (store.get("", name), store.get(name, "job"), store.list("", ["generate"], 1, name)):
+                with pytest.raises((NotFoundError, InvalidRequestError)):
+                    await look
+            assert (await store.get("", "job")).num_prompts == 1
+
+    asyncio.run(run())
+
+
+def test_a_file_of_jobs_is_its_owners_alone(tmp_path):
+    async def run() -> None:
+        async with shared(f"sqlite:///{tmp_path}/deep/jobs.sqlite") as at:
+            await at.store().add(job_of(1))
+
+    asyncio.run(run())
+    assert stat.S_IMODE((tmp_path / "deep" / "jobs.sqlite").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,11 @@ from workers.errors import FrameError, OverloadedError, UnavailableError
 from workers.rpc import error_from_rpc
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr("router.jobs._FIRST_PAUSE_S", 0.01)
+
+
 def prompts_of(count: int) -> list[str]:
     return [f"prompt {at}" for at in range(count)]
 
@@ -170,29 +175,28 @@ def test_the_list_goes_back_page_by_page(tmp_path):
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    ("job_id", "count", "says"),
-    [("", 0, "at least one prompt"), ("a b", 1, "visible ASCII"), ("", 4, "at most 3 (jobs.max_num_prompts)")],
-)
-def test_what_is_no_job_is_refused_in_words(tmp_path, job_id, count, says):
+def test_what_is_no_job_is_refused_in_words(tmp_path):
+    refused = [("", 0, "at least one prompt"), ("a b", 1, "visible ASCII"), ("", 4, "at most 3 (jobs.max_num_prompts)")]
+
     async def run() -> None:
         async with serving_jobs(open_router(), jobs_config(tmp_path, max_num_prompts=3)) as served:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await served.submit(prompts_of(count), job_id)
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert says in (caught.value.details() or "")
+            for job_id, count, says in refused:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await served.submit(prompts_of(count), job_id)
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert says in (caught.value.details() or "")
 
     asyncio.run(run())
 
 
 def test_answers_are_gone_after_their_time(tmp_path):
     async def run() -> None:
-        async with serving_jobs(open_router(), jobs_config(tmp_path, ttl_s=0.5)) as served:
+        async with serving_jobs(open_router(), jobs_config(tmp_path, ttl_s=0.3)) as served:
             job = await served.submit(["one"])
             assert len(await served.results(job.job_id)) == 1
             ended = await served.job(job.job_id)
-            assert ended.expires_s - ended.finished_s == pytest.approx(0.5)
-            await asyncio.sleep(1.0)
+            assert ended.expires_s - ended.finished_s == pytest.approx(0.3)
+            await asyncio.sleep(0.6)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await served.job(job.job_id)
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
