@@ -33,7 +33,7 @@ def add_edge(app: FastAPI, config: RouterConfig, keys: KeyRing | None) -> None:
             allow_origins=config.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["*"],
         )
 
 

@@ -19,7 +19,7 @@ from protos import router_pb2, router_pb2_grpc
 from router.config import JobsConfig, RouterConfig
 from router.grpc_keys import KeyInterceptor
 from router.grpc_service import RouterService
-from router.http_protocol import PatientProtocol
+from router.http_patience import PatientProtocol
 from router.job_desk import JobDesk
 from router.openai import build_app
 from router.pool import WorkerPool

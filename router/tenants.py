@@ -64,7 +64,7 @@ class Caller:
         _take(self.tokens, num_tokens, "tokens")
 
     def spend(self, num_tokens: int) -> None:
-        """Tokens of an answer, which count once they are there."""
+        """Tokens of an answer, which count once they are there; below 0: of a prompt that was refused after all."""
         if self.tokens is not None:
             self.tokens.spend(num_tokens)
 

@@ -7,6 +7,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol, cast
 
 import xxhash
@@ -15,7 +16,7 @@ from router.answer import Answer, TextChunk, TextOptions, TextRequest
 from router.limits import Limits, check_cache_salt, check_request_id, check_stops, check_terms
 from router.metrics import RouterMetrics
 from router.tenants import CALLER
-from workers.errors import InvalidRequestError, KVFerryError, NotFoundError
+from workers.errors import InvalidRequestError, KVFerryError, NotFoundError, OverloadedError
 from workers.request import NO_TERMS, FinishReason, SamplingParams, Terms, TokenOutput, with_seed
 from workers.tokenizer import LONG_CHARS, Tokenizer
 
@@ -103,8 +104,9 @@ class TextService:
         """`prepare`, but a long text is tokenised on a thread, where it holds up nobody's tokens."""
         if not isinstance(prompt, str) or len(prompt) <= LONG_CHARS:
             return self.prepare(prompt, params, request_id, options)
+        arrived_s = asyncio.get_running_loop().time()
         token_ids = await asyncio.to_thread(self._token_ids, prompt, "prompt")
-        return self.prepare(token_ids, params, request_id, options)
+        return replace(self.prepare(token_ids, params, request_id, options), arrived_s=arrived_s)
 
     async def complete(
         self, prompt: Prompt, params: SamplingParams, request_id: str, options: TextOptions = NO_OPTIONS
@@ -138,6 +140,9 @@ class TextService:
                         break
         except KVFerryError as error:
             self.metrics.failed(type(error).__name__)
+            refused = isinstance(error, OverloadedError) and not any(answer.num_tokens for answer in answers.values())
+            if refused and request.caller is not None:
+                request.caller.spend(-len(request.prompt_token_ids))
             raise
         except (asyncio.CancelledError, GeneratorExit):
             num_tokens = sum(answer.num_tokens for answer in answers.values())

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from tests.mutants.aborts import ABORTS
 from tests.mutants.death import DEATH
+from tests.mutants.door import DOOR
 from tests.mutants.frames import FRAMES
-from tests.mutants.front import FRONT
 from tests.mutants.jobs import JOBS
 from tests.mutants.layouts import LAYOUTS
 from tests.mutants.meaning import MEANING
@@ -19,5 +19,5 @@ from tests.mutants.replicas import COPIES
 from tests.mutants.wrong_output import WRONG_OUTPUT
 
 MUTANTS = (
-    *ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *DEATH, *COPIES, *FRAMES, *LAYOUTS, *OPERATIONS, *FRONT, *JOBS,
+    *ABORTS, *WRONG_OUTPUT, *MEANING, *PRESSURE, *DEATH, *COPIES, *FRAMES, *LAYOUTS, *OPERATIONS, *DOOR, *JOBS,
 )  # fmt: skip

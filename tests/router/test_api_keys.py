@@ -155,6 +155,21 @@ def test_tokens_of_prompts_and_answers_count_and_what_is_used_up_is_refused(tmp_
     asyncio.run(main())
 
 
+def test_a_prompt_that_is_refused_for_want_of_room_costs_nothing(tmp_path):
+    path, keys = key_file(tmp_path, small={"tokens_per_minute": 20})
+
+    async def main() -> None:
+        router = ScriptedRouter([OverloadedError("full; retry later")])
+        async with serving(router, api_keys=str(path)) as server, http(server, keys["small"]) as client:
+            for _ in range(3):
+                response = await client.post("/v1/completions", json={"prompt": [5] * 10})
+                assert (response.status_code, response.json()["error"]["message"]) == (429, "full; retry later")
+            response = await client.get("/v1/models")
+            assert response.headers["x-ratelimit-remaining-tokens"] == "20"
+
+    asyncio.run(main())
+
+
 def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing(tmp_path, caplog):
     path, keys = key_file(tmp_path, acme={"requests_per_minute": 1})
     old = path.read_text()

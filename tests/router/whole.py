@@ -63,7 +63,7 @@ async def whole_router(
     """At its end all is idle. `worker`: settings of both workers; the others are the router's."""
     workers = [
         Worker(
-            make_config(name=role, role=role, num_gpu_blocks_override=256, **(worker or {})),
+            make_config(**{"num_gpu_blocks_override": 256, **(worker or {}), "name": role, "role": role}),
             make_executor=lambda config: Executor(HashRunner(config)),
         )
         for role in ("prefill", "decode")

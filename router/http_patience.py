@@ -9,7 +9,6 @@ import asyncio
 import json
 from typing import Any
 
-import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from router.openai_wire import error_object
@@ -53,11 +52,9 @@ class PatientProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """In the shape of every other error."""
-        body = json.dumps(error_object(f"{msg[:-1]}: send HTTP/1.1", "invalid_request_error")).encode()
-        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
-        self.transport.write(self.conn.send(h11.Response(status_code=400, headers=headers)))
-        self.transport.write(self.conn.send(h11.Data(data=body)))
-        self.transport.write(self.conn.send(h11.EndOfMessage()))
+        body = json.dumps(error_object(f"{msg.rstrip('.')}; send HTTP/1.1", "invalid_request_error"))
+        head = ("HTTP/1.1 400 Bad Request", "content-type: application/json", f"content-length: {len(body)}")
+        self.transport.write("\r\n".join((*head, "connection: close", "", body)).encode())
         self.transport.close()
 
     def _expect_head(self) -> None:

@@ -15,7 +15,7 @@ PREDICTION = "tests/router/test_prediction.py"
 KEYS = "tests/router/test_api_keys.py"
 BAD = "tests/router/test_bad_requests.py"
 
-FRONT = (
+DOOR = (
     Mutant(
         "a connection that is closed before token 1 ends its request",
         "A12",
@@ -145,7 +145,7 @@ FRONT = (
     Mutant(
         "a head that does not come is not waited for",
         "",
-        "router/http_protocol.py",
+        "router/http_patience.py",
         "self.loop.call_later(self._timeout_s, self.transport.close)",
         "self.loop.call_later(1e6, self.transport.close)",
         (f"{BAD}::test_a_head_that_does_not_come_is_not_waited_for",),
@@ -153,7 +153,7 @@ FRONT = (
     Mutant(
         "a client that reads nothing is not waited for",
         "",
-        "router/http_protocol.py",
+        "router/http_patience.py",
         "self.loop.call_later(self._timeout_s, self.transport.abort)",
         "self.loop.call_later(1e6, self.transport.abort)",
         ("tests/router/test_slow_readers.py::test_a_client_that_reads_nothing_of_its_answer_is_gone_in_time",),
