@@ -242,8 +242,7 @@ class Cluster:
                 raise KVFerryError(f"{router} cannot reach {silent} within {_UNHEARD_S:g} s; see {self.log(router)}")
         # Where it is now, another can take its place.
         for name, urls in endpoints.items():
-            ports = (int(url.rpartition(":")[2]) for url in urls)
-            self._routers[name] = self._routers[name].at_ports(*ports)
+            self._routers[name] = self._routers[name].at_ports(*(int(url.rpartition(":")[2]) for url in urls))
         return Endpoints(*(",".join(endpoints[name][at] for name in self._routers) for at in range(2)))
 
     def _all(self, calls: dict[str, Any]) -> dict[str, Any]:

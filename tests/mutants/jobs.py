@@ -39,7 +39,7 @@ JOBS = (
         DATABASE,
         '"synchronous = FULL"',
         '"synchronous = OFF"',
-        (f"{QUEUE_TESTS}::test_what_is_answered_is_synced_to_the_disk",),
+        ("tests/router/test_job_database.py::test_what_is_answered_is_synced_to_the_disk",),
     ),
     Mutant(
         "an answer after a crash has the id and the seed of the first try",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,3 +12,11 @@ from tests.postgres import Postgres, postgres_server
 def postgres() -> Iterator[Postgres]:
     with postgres_server() as server:
         yield server
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.slow])])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of an empty database."""
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("postgres").fresh_database())
+    return f"sqlite:///{tmp_path}/jobs.sqlite"

@@ -4,66 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import stat
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
-import pytest
-
-from router.job_database import Database
 from router.job_queue import JobQueue
-from router.job_records import Answer, Claim, JobStatus, NewJob, Used
-from router.job_store import JobStore
-from workers.errors import ConfigError, InvalidRequestError, NotFoundError, UnavailableError
+from router.job_records import JobStatus, NewJob, Used
+from tests.router.shared_jobs import LEASE_S, TTL_S, answer_of, job_of, shared
 from workers.request import Timeline
-
-LEASE_S, TTL_S = 10.0, 100.0
-
-
-@dataclass
-class Shared:
-    """One database and routers at it, each with a connection of its own; the time is what the test says."""
-
-    url: str
-    now_s: float = 1000.0
-    databases: list[Database] = field(default_factory=list)
-
-    def _database(self) -> Database:
-        self.databases.append(Database(self.url))
-        return self.databases[-1]
-
-    def queue(self, owner: str) -> JobQueue:
-        return JobQueue(self._database(), owner, LEASE_S, TTL_S, lambda: self.now_s)
-
-    def store(self) -> JobStore:
-        return JobStore(self._database(), TTL_S, lambda: self.now_s)
-
-
-@asynccontextmanager
-async def shared(url: str) -> AsyncIterator[Shared]:
-    one = Shared(url)
-    try:
-        yield one
-    finally:
-        for database in one.databases:
-            await database.close()
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.slow])])
-def url(request: pytest.FixtureRequest, tmp_path) -> str:
-    if request.param == "postgresql":
-        return str(request.getfixturevalue("postgres").fresh_database())
-    return f"sqlite:///{tmp_path}/jobs.sqlite"
-
-
-def job_of(count: int, job_id: str = "job", **fields) -> NewJob:
-    return NewJob("", job_id, "generate", [f"{job_id} {at}".encode() for at in range(count)], **fields)
-
-
-def answer_of(claim: Claim, by: str) -> Answer:
-    return Answer(f"{claim.index} by {by}".encode(), used=Used(2, 3, 1, Timeline(prefill_s=0.5)))
 
 
 def test_two_routers_never_hold_the_same_prompt(url):
@@ -225,113 +171,5 @@ def test_a_tenant_sees_its_own_jobs_only(url):
             assert (await store.get("other", "same")).tenant == "other"
             await store.cancel("one", "same")
             assert (await store.get("other", "same")).status is JobStatus.RUNNING
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("name", ["a\0b", "\ud800", "'; DROP TABLE jobs; --", "x" * 10_000])
-def test_names_that_no_job_has_are_not_found_or_refused_in_words(url, name):
-    async def run() -> None:
-        async with shared(url) as at:
-            store = at.store()
-            await store.add(job_of(1))
-            for look in (store.get("", name), store.get(name, "job"), store.list("", ["generate"], 1, name)):
-                with pytest.raises((NotFoundError, InvalidRequestError)):
-                    await look
-            assert (await store.get("", "job")).num_prompts == 1
-
-    asyncio.run(run())
-
-
-def test_a_file_of_jobs_is_its_owners_alone(tmp_path):
-    async def run() -> None:
-        async with shared(f"sqlite:///{tmp_path}/deep/jobs.sqlite") as at:
-            await at.store().add(job_of(1))
-
-    asyncio.run(run())
-    assert stat.S_IMODE((tmp_path / "deep" / "jobs.sqlite").stat().st_mode) == 0o600
-
-
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("nonsense", "no URL"),
-        ("mysql://host/name", "mysql is not supported"),
-        ("sqlite://", "jobs in memory do not survive"),
-        ("sqlite:///:memory:", "jobs in memory do not survive"),
-    ],
-)
-def test_a_url_of_which_nothing_can_come_is_refused(url, says):
-    with pytest.raises(ConfigError, match=says) as caught:
-        Database(url)
-    assert caught.value.param == "jobs.url"
-
-
-def test_a_database_that_another_process_holds_is_said_to_be_locked(tmp_path, monkeypatch):
-    import sqlite3
-
-    monkeypatch.setattr("router.job_database._LOCK_TIMEOUT_S", 0.05)
-
-    async def run() -> None:
-        async with shared(f"sqlite:///{tmp_path}/jobs.sqlite") as at:
-            store = at.store()
-            await store.add(job_of(1))
-            other = sqlite3.connect(tmp_path / "jobs.sqlite")
-            other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(UnavailableError, match="is locked by another process"):
-                await store.add(job_of(1, "another"))
-            other.rollback()
-            other.close()
-            assert (await store.add(job_of(1, "another"))).num_prompts == 1
-
-    asyncio.run(run())
-
-
-def test_a_full_disk_is_said_to_be_full_and_what_was_there_is_there(tmp_path):
-    async def run() -> None:
-        async with shared(f"sqlite:///{tmp_path}/jobs.sqlite") as at:
-            store = at.store()
-            await store.add(job_of(1))
-            engine = at.databases[0]._engine
-            with engine.connect() as connection:
-                pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
-                connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
-            with pytest.raises(UnavailableError, match="has no room left on its disk; free some"):
-                await store.add(job_of(2000, "large"))
-            assert [job.id for job in await store.list("", ["generate"], 10)] == ["job"]
-
-    asyncio.run(run())
-
-
-def test_what_is_answered_is_synced_to_the_disk(tmp_path):
-    async def run() -> None:
-        async with shared(f"sqlite:///{tmp_path}/jobs.sqlite") as at:
-            await at.store().add(job_of(1))
-            with at.databases[0]._engine.connect() as connection:
-                pragmas = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in _DURABLE]
-            assert pragmas == ["wal", 2]
-
-    asyncio.run(run())
-
-
-_DURABLE = ("journal_mode", "synchronous")
-
-
-@pytest.mark.postgres
-@pytest.mark.slow
-def test_a_server_that_is_started_anew_has_what_was_accepted(postgres):
-    async def run() -> None:
-        async with shared(postgres.fresh_database()) as at:
-            queue, store = at.queue("a"), at.store()
-            await store.add(job_of(3))
-            (claim, *_) = await queue.claim(1)
-            await queue.answer(claim, answer_of(claim, "a"))
-            postgres.stop()
-            with pytest.raises(UnavailableError, match=r"\(jobs.url: postgresql\+psycopg://postgres@/jobs"):
-                await store.add(job_of(1, "another"))
-            postgres.start()
-            job, answers = await store.answers("", "job", 0, 10)
-            assert (job.num_prompts, len(answers)) == (3, 1)
-            assert len(await queue.claim(9)) == 2
 
     asyncio.run(run())
