@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.config import ClusterConfig
+from cluster.config import ClusterConfig, RouterReplica
+from cluster.state import StateFolder
+from router.config import JobsConfig
 from workers.allocator import keep_freed_memory
 from workers.config import Role, WorkerConfig
 from workers.errors import KVFerryError
@@ -76,15 +78,16 @@ class WorkerProcess(Process):
 class RouterProcess(Process):
     """The router and its two APIs."""
 
-    def __init__(self, config: ClusterConfig, log: Path, orphan_s: float | None) -> None:
+    def __init__(self, replica: RouterReplica, log: Path, orphan_s: float | None) -> None:
         super().__init__(log, orphan_s)
-        self._config = config
+        self._name = replica.name
+        self._config = replica.cluster
         self._tokenizer: Tokenizer | None = None
         self._server: Serving | None = None
 
     async def prepare(self) -> None:
         """What needs no worker: imports and the tokenizer. Raises KVFerryError."""
-        with _one_line_errors("router", self._log):
+        with _one_line_errors(self._name, self._log):
             import router.server  # noqa: F401  (slow to load)
             from workers.models.resolve import resolve_model
             from workers.tokenizer import load_tokenizer
@@ -96,11 +99,12 @@ class RouterProcess(Process):
         if self._tokenizer is None:
             await self.prepare()
         assert self._tokenizer is not None
-        with _one_line_errors("router", self._log):
-            from router.server import serve
+        with _one_line_errors(self._name, self._log):
+            from router.server import Identity, serve
 
             config = self._config
-            self._server = await serve(config.name, config.router, config, self._tokenizer, workers)
+            identity, jobs = Identity(self._name, config.name), _kept_jobs(config)
+            self._server = await serve(identity, config.router, config, self._tokenizer, workers, jobs)
             status = self._server.status()
             return status.http_endpoint, status.grpc_endpoint
 
@@ -117,6 +121,14 @@ class RouterProcess(Process):
     async def stop(self) -> None:
         if self._server:
             await self._server.stop()
+
+
+def _kept_jobs(config: ClusterConfig) -> JobsConfig:
+    """Where nothing is said, in the cluster's folder, which outlives the cluster."""
+    if config.jobs.url is not None:
+        return config.jobs
+    path = StateFolder(config.name).path / "jobs.sqlite"
+    return config.jobs.model_copy(update={"url": f"sqlite:///{path}"})
 
 
 def _keep_to_cores(config: WorkerConfig) -> None:

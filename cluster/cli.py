@@ -9,22 +9,20 @@ import functools
 import json
 import os
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cluster.cli_jobs import jobs, submit
+from cluster.cli_target import name_option as _name
+from cluster.cli_target import running_target as _running_target
+from cluster.cli_target import target_option as _target
 from workers.errors import ConfigError, InvalidRequestError, KVFerryError, UnavailableError
 
 if TYPE_CHECKING:
     from cluster.client import Prompt
-
-_DEFAULT_NAME = "kvferry"
-
-_name = click.option("--name", default=_DEFAULT_NAME, show_default=True, help="Which cluster of this user.")
-_target = click.option(
-    "--target", metavar="HOST:PORT", help="A router's gRPC address. Default: of the cluster that runs here."
-)
+    from protos.router_pb2 import GetStatusResponse
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -73,8 +71,11 @@ def status(name: str, target: str | None, as_json: bool) -> None:
     from cluster import render
     from cluster.client import Client
 
-    with Client(target or _running_target(name)) as client:
-        answer = client.status()
+    answers: list[GetStatusResponse] = []
+    for one in (target or _running_target(name)).split(","):
+        with Client(one) as client, suppress(UnavailableError) if answers else nullcontext():
+            answers.append(client.status())
+    answer = render.of_all_routers(answers)
     if as_json:
         click.echo(json.dumps(render.status_object(answer), indent=2))
         return
@@ -96,7 +97,7 @@ def verify(name: str, targets: tuple[str, ...], as_json: bool) -> int:
     from cluster.verify import verify
 
     with ExitStack() as stack:
-        clients = [stack.enter_context(Client(target)) for target in targets or (_running_target(name),)]
+        clients = [stack.enter_context(Client(target)) for target in targets or _running_target(name).split(",")]
         report = verify(lambda: [client.audit() for client in clients], lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps(render.audit_object(report), indent=2))
@@ -189,14 +190,8 @@ def keys_new(**entry: Any) -> None:
     click.echo(f"{key}\n\nAdd below `keys:` of the file that router.api_keys names:\n{line}")
 
 
-def _running_target(name: str) -> str:
-    from cluster.client import DEFAULT_TARGET
-    from cluster.state import StateFolder
-
-    state = StateFolder(name).running()
-    if state is None and name != _DEFAULT_NAME:
-        raise UnavailableError(f"no cluster named {name} runs here; start it with `kvferry up`, or give --target")
-    return state.grpc_endpoint if state and state.ready else DEFAULT_TARGET
+cli.add_command(submit)
+cli.add_command(jobs)
 
 
 def run(arguments: list[str] | None = None) -> int:

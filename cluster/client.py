@@ -4,20 +4,31 @@ with Client() as client:
     print(client.generate("The capital of France is", max_tokens=8).text)
     for chunk in client.stream([{"role": "user", "content": "Hello!"}]):
         print(chunk.text, end="")
+    for answer in client.map(["One", "Two"], max_tokens=8, progress=True):
+        print(answer.text)
+    job = client.submit("prompts.jsonl", max_tokens=8)
+    for result in job.results():
+        print(result.index, result.completion, result.error)
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import aclosing, closing
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import Self, Unpack
 
 import grpc
 import grpc.aio
 
+from cluster.async_jobs import AsyncJob, AsyncJobs
+from cluster.connection import AsyncConnection, Connection
+from cluster.job_records import JobInfo, JobResult
+from cluster.jobs import Job, Jobs
+from cluster.mapping import Outcome, amap_in_order, map_in_order
 from cluster.records import (
     Chunk,
     Completion,
@@ -27,19 +38,21 @@ from cluster.records import (
     Usage,
     completion_of,
 )
-from cluster.resume import Answering, Target
+from cluster.resume import Answering
+from cluster.routers import Tls
 from protos import router_pb2 as pb
-from protos.router_pb2_grpc import RouterServiceStub
-
-if TYPE_CHECKING:
-    from protos.router_pb2_grpc import RouterServiceAsyncStub
+from workers.errors import KVFerryError
 
 __all__ = [
     "DEFAULT_TARGET",
     "AsyncClient",
+    "AsyncJob",
     "Chunk",
     "Client",
     "Completion",
+    "Job",
+    "JobInfo",
+    "JobResult",
     "Options",
     "Prompt",
     "Sampling",
@@ -49,78 +62,115 @@ __all__ = [
 
 DEFAULT_TARGET = "127.0.0.1:8001"
 _STATUS_TIMEOUT_S = 10.0
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.primary_user_agent", "kvferry"),
-    # A machine that is gone says nothing, and a router that is started anew is there soon.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-)
+_MAX_IN_FLIGHT = 16
+
+# Calls that are under way.
+_Calls = set[grpc.Call]
 
 
 class Client:
     """Blocking. One per process is enough; safe to share between threads."""
 
-    def __init__(self, target: str = DEFAULT_TARGET, *, api_key: str | None = None) -> None:
-        """`api_key`: None: what KVFERRY_API_KEY says, if anything."""
+    def __init__(self, target: str = DEFAULT_TARGET, *, tls: Tls | None = None, api_key: str | None = None) -> None:
+        """`target`: host:port, or several with commas between: where one dies, it goes on at another.
+
+        `tls`: whom to trust, a file of certificates (PEM) or True for those of this machine; None is plain text.
+        `api_key`: None: what KVFERRY_API_KEY says, if anything.
+        """
         self.target = target
-        self._router = Target(target, api_key)
-        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
-        self._stub = RouterServiceStub(self._channel)
+        self._connection = Connection(target, tls, api_key)
+        self.jobs = Jobs(self._connection)
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
         """Wait for the whole answer. Raises KVFerryError."""
-        with closing(self.stream(prompt, **options)) as chunks:
-            return completion_of(list(chunks))
+        return self._generate(prompt, options, set())
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Generator[Chunk]:
         """The answer as it comes; closing the iterator cancels the request. Raises KVFerryError."""
-        answering = Answering(prompt, options, self._router)
+        return self._stream(prompt, options, set())
+
+    def map(
+        self,
+        prompts: Iterable[Prompt],
+        max_in_flight: int = _MAX_IN_FLIGHT,
+        *,
+        progress: bool = False,
+        **options: Unpack[Options],
+    ) -> Generator[Completion]:
+        """Their whole answers in their order, so many prompts at once; closing the iterator cancels the rest. Raises
+        KVFerryError in the place of an answer; to go on after one, submit a job."""
+        calls: _Calls = set()
+        outcomes = map_in_order(
+            lambda prompt: self._generate(prompt, options, calls),
+            prompts,
+            max_in_flight,
+            progress,
+            lambda: _cancel_all(calls),
+        )
+        with closing(outcomes):
+            for outcome in outcomes:
+                yield _answer_of(outcome)
+
+    def submit(self, prompts: Iterable[Prompt] | str | Path, **options: Unpack[Options]) -> Job:
+        """A durable job, on disk when this returns. A string is the path of a JSONL file, each line of which is
+        {"prompt": ...} or {"messages": [...]} with options of its own beside it. Raises KVFerryError."""
+        return self.jobs.submit(prompts, **options)
+
+    def status(self, timeout_s: float = _STATUS_TIMEOUT_S) -> pb.GetStatusResponse:
+        request, metadata = pb.GetStatusRequest(), self._connection.metadata
+        return self._connection.call(
+            lambda stubs, timeout_s: stubs.router.GetStatus(request, timeout=timeout_s, metadata=metadata),
+            timeout_s,
+            rounds=1,
+        )
+
+    def audit(self, timeout_s: float = _STATUS_TIMEOUT_S) -> pb.AuditRouterResponse:
+        """Who owns which block, and which requests the router waits for (cluster/verify.py)."""
+        request, metadata = pb.AuditRouterRequest(), self._connection.metadata
+        return self._connection.call(
+            lambda stubs, timeout_s: stubs.router.AuditRouter(request, timeout=timeout_s, metadata=metadata),
+            timeout_s,
+            rounds=1,
+        )
+
+    def close(self) -> None:
+        self.jobs.close()
+        self._connection.close()
+
+    def _generate(self, prompt: Prompt, options: Options, calls: _Calls) -> Completion:
+        with closing(self._stream(prompt, options, calls)) as chunks:
+            return completion_of(list(chunks))
+
+    def _stream(self, prompt: Prompt, options: Options, calls: _Calls) -> Generator[Chunk]:
+        connection = self._connection
+        answering = Answering(prompt, options, connection.routers)
+        patience = answering.patience
         while not answering.ended:
-            call = self._stub.Generate(
-                answering.request, timeout=answering.time_left_s(), metadata=self._router.metadata
-            )
+            stub = connection.stubs[patience.at].router
+            call = stub.Generate(answering.request, timeout=patience.time_left_s(), metadata=connection.metadata)
+            calls.add(call)
             try:
                 for message in call:
                     yield answering.take(message)
                 answering.require_end()
             except grpc.RpcError as exc:
-                pause_s = answering.pause_s(exc)
+                pause_s = patience.pause_s(exc)
             else:
                 return
             finally:
+                calls.discard(call)
                 call.cancel()
             time.sleep(pause_s)
 
-    def status(self, timeout_s: float = _STATUS_TIMEOUT_S) -> pb.GetStatusResponse:
-        try:
-            answer = self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_s, metadata=self._router.metadata)
-        except grpc.RpcError as exc:
-            raise self._router.error(exc) from None
-        self._router.heard = True
-        return answer
-
-    def audit(self, timeout_s: float = _STATUS_TIMEOUT_S) -> pb.AuditRouterResponse:
-        """Who owns which block, and which requests the router waits for (cluster/verify.py)."""
-        try:
-            return self._stub.AuditRouter(pb.AuditRouterRequest(), timeout=timeout_s, metadata=self._router.metadata)
-        except grpc.RpcError as exc:
-            raise self._router.error(exc) from None
-
     def trace(self, request_id: str, timeout_s: float = _STATUS_TIMEOUT_S) -> list[pb.Trace]:
         """What became of a request that runs or has lately ended. Raises NotFoundError for an id not known there."""
-        try:
-            answer = self._stub.GetTrace(pb.GetTraceRequest(request_id=request_id), timeout=timeout_s)
-        except grpc.RpcError as exc:
-            raise self._router.error(exc) from None
+        request, metadata = pb.GetTraceRequest(request_id=request_id), self._connection.metadata
+        answer = self._connection.call(
+            lambda stubs, timeout_s: stubs.router.GetTrace(request, timeout=timeout_s, metadata=metadata),
+            timeout_s,
+            rounds=1,
+        )
         return list(answer.traces)
-
-    def close(self) -> None:
-        self._channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -135,14 +185,17 @@ class AsyncClient:
     """Client for asyncio; to be made inside the running loop."""
 
     def __init__(
-        self, target: str = DEFAULT_TARGET, *, api_key: str | None = None, channel: grpc.aio.Channel | None = None
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        tls: Tls | None = None,
+        api_key: str | None = None,
+        channel: grpc.aio.Channel | None = None,
     ) -> None:
-        """`api_key`: None: what KVFERRY_API_KEY says, if anything. `channel`: to the target, instead of a new one; it
-        is closed with the client."""
+        """As Client. `channel`: to the target, instead of a new one; it is closed with the client."""
         self.target = target
-        self._router = Target(target, api_key)
-        self._channel = channel or grpc.aio.insecure_channel(target, options=_OPTIONS)
-        self._stub: RouterServiceAsyncStub = RouterServiceStub(self._channel)
+        self._connection = AsyncConnection(target, tls, api_key, channel)
+        self.jobs = AsyncJobs(self._connection)
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
         """Wait for the whole answer. Raises KVFerryError."""
@@ -151,43 +204,62 @@ class AsyncClient:
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncGenerator[Chunk]:
         """The answer as it comes; closing the iterator cancels the request. Raises KVFerryError."""
-        answering = Answering(prompt, options, self._router, asyncio.get_running_loop().time)
+        connection = self._connection
+        answering = Answering(prompt, options, connection.routers, asyncio.get_running_loop().time)
+        patience = answering.patience
         while not answering.ended:
-            call = self._stub.Generate(
-                answering.request, timeout=answering.time_left_s(), metadata=self._router.metadata
-            )
+            stub = connection.stubs[patience.at].router
+            call = stub.Generate(answering.request, timeout=patience.time_left_s(), metadata=connection.metadata)
             try:
                 async for message in call:
                     yield answering.take(message)
                 answering.require_end()
             except grpc.aio.AioRpcError as exc:
-                pause_s = answering.pause_s(exc)
+                pause_s = patience.pause_s(exc)
             else:
                 return
             finally:
                 call.cancel()
             await asyncio.sleep(pause_s)
 
+    async def map(
+        self,
+        prompts: Iterable[Prompt],
+        max_in_flight: int = _MAX_IN_FLIGHT,
+        *,
+        progress: bool = False,
+        **options: Unpack[Options],
+    ) -> AsyncGenerator[Completion]:
+        """As Client.map."""
+        outcomes = amap_in_order(lambda prompt: self.generate(prompt, **options), prompts, max_in_flight, progress)
+        async with aclosing(outcomes):
+            async for outcome in outcomes:
+                yield _answer_of(outcome)
+
+    async def submit(self, prompts: Iterable[Prompt] | str | Path, **options: Unpack[Options]) -> AsyncJob:
+        """As Client.submit."""
+        return await self.jobs.submit(prompts, **options)
+
     async def status(self, timeout_s: float = _STATUS_TIMEOUT_S) -> pb.GetStatusResponse:
-        try:
-            answer = await self._stub.GetStatus(
-                pb.GetStatusRequest(), timeout=timeout_s, metadata=self._router.metadata
-            )
-        except grpc.aio.AioRpcError as exc:
-            raise self._router.error(exc) from None
-        self._router.heard = True
-        return answer
+        request, metadata = pb.GetStatusRequest(), self._connection.metadata
+        return await self._connection.call(
+            lambda stubs, timeout_s: stubs.router.GetStatus(request, timeout=timeout_s, metadata=metadata),
+            timeout_s,
+            rounds=1,
+        )
 
     async def trace(self, request_id: str, timeout_s: float = _STATUS_TIMEOUT_S) -> list[pb.Trace]:
         """What became of a request that runs or has lately ended. Raises NotFoundError for an id not known there."""
-        try:
-            answer = await self._stub.GetTrace(pb.GetTraceRequest(request_id=request_id), timeout=timeout_s)
-        except grpc.aio.AioRpcError as exc:
-            raise self._router.error(exc) from None
+        request, metadata = pb.GetTraceRequest(request_id=request_id), self._connection.metadata
+        answer = await self._connection.call(
+            lambda stubs, timeout_s: stubs.router.GetTrace(request, timeout=timeout_s, metadata=metadata),
+            timeout_s,
+            rounds=1,
+        )
         return list(answer.traces)
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._connection.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -196,3 +268,14 @@ class AsyncClient:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _answer_of(outcome: Outcome) -> Completion:
+    if isinstance(outcome, KVFerryError):
+        raise outcome
+    return outcome
+
+
+def _cancel_all(calls: _Calls) -> None:
+    for call in list(calls):
+        call.cancel()

@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,10 +15,11 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from cluster.config_errors import complaint, first_problem, kind, refuse_unknown_keys, yaml_problem
-from router.config import RouterConfig
+from router.config import JobsConfig, RouterConfig
 from workers.config import Device, EngineConfig, Fault, KVCacheDType, Role, Strict, TransferConfig, WorkerConfig
 from workers.errors import ConfigError
 
+_LAST_PORT = 65535
 _ROLES: tuple[Role, ...] = get_args(Role)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 
@@ -51,6 +53,7 @@ class ClusterConfig(EngineConfig):
     start_timeout_s: float = Field(default=900.0, gt=0)
     router: RouterConfig = RouterConfig()
     transfer: TransferConfig = TransferConfig()
+    jobs: JobsConfig = JobsConfig()
     prefill: RoleConfig = RoleConfig(replicas=1)
     decode: RoleConfig = RoleConfig(replicas=1)
     colocated: RoleConfig = RoleConfig()
@@ -102,6 +105,22 @@ class ClusterConfig(EngineConfig):
     def _two_servers_need_two_ports(self) -> ClusterConfig:
         if self.router.http_port == self.router.grpc_port != 0:
             raise ValueError(f"router.http_port and router.grpc_port are both {self.router.http_port}: choose two")
+        routers = [replica.cluster.router for replica in router_replicas(self)]
+        ports = [port for router in routers for port in (router.http_port, router.grpc_port) if port]
+        if len(set(ports)) < len(ports) or any(port > _LAST_PORT for port in ports):
+            raise ValueError(
+                f"router.http_port and router.grpc_port: {len(routers)} routers would have the ports {ports}: choose "
+                "others, or 0 for any"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _several_routers_share_their_jobs(self) -> ClusterConfig:
+        if self.router.replicas > 1 and self.jobs.url is None:
+            raise ValueError(
+                f"router.replicas: {self.router.replicas} routers have to share their jobs: set jobs.url, to "
+                "postgresql://user@host/name or, as all are on one host, sqlite:////path/jobs.sqlite"
+            )
         return self
 
     @model_validator(mode="after")
@@ -129,14 +148,33 @@ class ClusterConfig(EngineConfig):
         """Every worker's name."""
         return {f"{role}-{i}": role for role in _ROLES for i in range(self.role(role).replicas)}
 
-    def at_ports(self, http: str, grpc: str) -> ClusterConfig:
-        """With the ports of these endpoints, so that another router can take the place of the one there."""
-        ports = {key: int(url.rpartition(":")[2]) for key, url in (("http_port", http), ("grpc_port", grpc))}
-        return self.model_copy(update={"router": self.router.model_copy(update=ports)})
-
     def role(self, role: Role) -> RoleConfig:
         config: RoleConfig = getattr(self, role)
         return config
+
+
+@dataclass(frozen=True, slots=True)
+class RouterReplica:
+    """One router of a cluster, whose ports are its own."""
+
+    name: str
+    cluster: ClusterConfig
+
+    def at_ports(self, http_port: int, grpc_port: int) -> RouterReplica:
+        ports = {"http_port": http_port, "grpc_port": grpc_port}
+        router = self.cluster.router.model_copy(update=ports)
+        return RouterReplica(self.name, self.cluster.model_copy(update={"router": router}))
+
+
+def router_replicas(cluster: ClusterConfig) -> list[RouterReplica]:
+    """Each one's ports are two above those of the one before; 0 stays any."""
+    router = cluster.router
+    return [
+        RouterReplica(f"router-{i}", cluster).at_ports(
+            *(port + 2 * i if port else 0 for port in (router.http_port, router.grpc_port))
+        )
+        for i in range(router.replicas)
+    ]
 
 
 def load_config(path: str | Path | None, allow_faults: bool = False) -> ClusterConfig:

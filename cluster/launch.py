@@ -22,7 +22,7 @@ import ray.exceptions
 import ray.util
 
 from cluster.actors import BEAT_S, RouterProcess, WorkerProcess
-from cluster.config import ClusterConfig, worker_configs
+from cluster.config import ClusterConfig, router_replicas, worker_configs
 from cluster.controller import Controller, Health
 from cluster.gpus import gpu_share
 from cluster.guard import Guard
@@ -53,6 +53,8 @@ _RAY_CONFIG = {"worker_niceness": 0, "enable_metrics_collection": False}
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
+    """Of all routers, with commas between."""
+
     http: str
     grpc: str
 
@@ -63,6 +65,7 @@ class Cluster:
     def __init__(self, config: ClusterConfig, logs: Path, stopped: Callable[[], bool] = lambda: False) -> None:
         self._config = config
         self._workers = worker_configs(config)
+        self._routers = {replica.name: replica for replica in router_replicas(config)}
         self._logs = logs
         # Asked while waiting: true makes start() raise AbortedError and wait() return.
         self._stopped = stopped
@@ -198,12 +201,13 @@ class Cluster:
     def _start_actors(self) -> None:
         for worker in self._workers:
             self._actors[worker.name] = self._worker_actor(worker)
-        self._actors["router"] = self._actor(RouterProcess, "router", self._config)
+        for name, replica in self._routers.items():
+            self._actors[name] = self._actor(RouterProcess, name, replica)
 
     def _started_anew(self, name: str) -> tuple[Any, Any]:
         """The actor, and the call that starts it at its former address."""
-        if name == "router":
-            actor = self._actor(RouterProcess, "router", self._config)
+        if name in self._routers:
+            actor = self._actor(RouterProcess, name, self._routers[name])
             return actor, actor.start.remote(self._roles())
         worker = next(worker for worker in self._workers if worker.name == name)
         port = int(self._addresses[name].rpartition(":")[2])
@@ -224,19 +228,22 @@ class Cluster:
         return actor.remote(config, self.log(name), orphan_s)
 
     def _wire(self) -> Endpoints:
-        """Load everything at once, then tell the router where its workers are."""
+        """Load everything at once, then tell the routers where their workers are."""
         names = [worker.name for worker in self._workers]
         loading = {name: self._actors[name].start.remote() for name in names}
-        loaded = self._all({**loading, "router": self._actors["router"].prepare.remote()})
+        loaded = self._all({**loading, **{name: self._actors[name].prepare.remote() for name in self._routers}})
         self._addresses = {name: loaded[name] for name in names}
-        start = self._actors["router"].start.remote(self._roles())
-        http, grpc = self._all({"router": start})["router"]
+        roles = self._roles()
+        endpoints = self._all({name: self._actors[name].start.remote(roles) for name in self._routers})
         # Ready is who can answer.
-        if unheard := self._all({"router": self._actors["router"].unheard.remote(_UNHEARD_S)})["router"]:
-            silent = ", ".join(name for name, address in self._addresses.items() if address in unheard)
-            raise KVFerryError(f"the router cannot reach {silent} within {_UNHEARD_S:g} s; see {self.log('router')}")
-        self._config = self._config.at_ports(http, grpc)
-        return Endpoints(http, grpc)
+        hearing = self._all({name: self._actors[name].unheard.remote(_UNHEARD_S) for name in self._routers})
+        for router, unheard in hearing.items():
+            if silent := ", ".join(name for name, address in self._addresses.items() if address in unheard):
+                raise KVFerryError(f"{router} cannot reach {silent} within {_UNHEARD_S:g} s; see {self.log(router)}")
+        # Where it is now, another can take its place.
+        for name, urls in endpoints.items():
+            self._routers[name] = self._routers[name].at_ports(*(int(url.rpartition(":")[2]) for url in urls))
+        return Endpoints(*(",".join(endpoints[name][at] for name in self._routers) for at in range(2)))
 
     def _roles(self) -> dict[str, Role]:
         """Of the workers, by their addresses."""

@@ -12,6 +12,7 @@ _CONNECT_TIMEOUT_S = 5.0
 
 
 def refuse_busy_ports(router: RouterConfig) -> None:
+    """Raises ConfigError."""
     for key, port in (("http_port", router.http_port), ("grpc_port", router.grpc_port)):
         if port and (reason := why_not_bindable(router.host, port)):
             raise ConfigError(f"router.{key}: {router.host}:{port}: {reason}", param=f"router.{key}")

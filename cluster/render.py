@@ -20,6 +20,18 @@ _STATES = {
 }
 
 
+def of_all_routers(answers: Sequence[router_pb2.GetStatusResponse]) -> router_pb2.GetStatusResponse:
+    """As one answer: the workers are the same ones for all."""
+    whole = router_pb2.GetStatusResponse()
+    whole.CopyFrom(answers[0])
+    whole.http_endpoint = ",".join(answer.http_endpoint for answer in answers)
+    whole.grpc_endpoint = ",".join(answer.grpc_endpoint for answer in answers)
+    whole.ready = any(answer.ready for answer in answers)
+    for answer in answers[1:]:
+        whole.routers.extend(answer.routers)
+    return whole
+
+
 def status_object(status: router_pb2.GetStatusResponse) -> dict[str, Any]:
     """`kvferry status --json`."""
     workers = [_worker_object(worker) for worker in status.workers]

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from cluster.config import ClusterConfig, worker_configs
+from cluster.config import ClusterConfig, router_replicas, worker_configs
 from cluster.guard import start_time
 from cluster.ports import refuse_busy_ports
 from cluster.state import State, StateFolder
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.1
 _DOWN_TIMEOUT_S = 60.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SERVER_MODULES = ("ray", "torch", "fastapi", "uvicorn", "tokenizers", "safetensors", "gguf", "numpy")
+_SERVER_MODULES = ("ray", "torch", "fastapi", "uvicorn", "tokenizers", "safetensors", "gguf", "numpy", "sqlalchemy")
 Say = Callable[[str], None]
 
 
@@ -59,7 +59,9 @@ def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoint
     stop = StopSignals()
     # Ray prints the deaths of its workers to stdout, whatever it is told.
     with folder.claim(), (folder.logs / "ray.log").open("w") as log, redirect_stdout(log):
-        refuse_busy_ports(config.router)
+        for replica in router_replicas(config):
+            refuse_busy_ports(replica.cluster.router)
+        _refuse_bad_jobs_url(config)
         started_at_s = time.time()
         if config.address is None:
             _get_model(config, say)
@@ -76,6 +78,14 @@ def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoint
             yield cluster, endpoints
         finally:
             cluster.stop()
+
+
+def _refuse_bad_jobs_url(config: ClusterConfig) -> None:
+    """Here, where SQLAlchemy is; that the database is there is not needed."""
+    from router.job_database import check_url
+
+    if config.jobs.url is not None:
+        check_url(config.jobs.url)
 
 
 def _get_model(config: ClusterConfig, say: Say) -> None:

@@ -13,9 +13,22 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_UNSPECIFIED: _ClassVar[WorkerState]
     WORKER_STATE_READY: _ClassVar[WorkerState]
     WORKER_STATE_UNREACHABLE: _ClassVar[WorkerState]
+
+class JobStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOB_STATUS_UNSPECIFIED: _ClassVar[JobStatus]
+    JOB_STATUS_RUNNING: _ClassVar[JobStatus]
+    JOB_STATUS_COMPLETED: _ClassVar[JobStatus]
+    JOB_STATUS_CANCELLED: _ClassVar[JobStatus]
+    JOB_STATUS_EXPIRED: _ClassVar[JobStatus]
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_READY: WorkerState
 WORKER_STATE_UNREACHABLE: WorkerState
+JOB_STATUS_UNSPECIFIED: JobStatus
+JOB_STATUS_RUNNING: JobStatus
+JOB_STATUS_COMPLETED: JobStatus
+JOB_STATUS_CANCELLED: JobStatus
+JOB_STATUS_EXPIRED: JobStatus
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
@@ -281,3 +294,117 @@ class GetTraceResponse(_message.Message):
     TRACES_FIELD_NUMBER: _ClassVar[int]
     traces: _containers.RepeatedCompositeFieldContainer[Trace]
     def __init__(self, traces: _Optional[_Iterable[_Union[Trace, _Mapping]]] = ...) -> None: ...
+
+class Job(_message.Message):
+    __slots__ = ("job_id", "status", "num_prompts", "num_answered", "num_failed", "usage", "timeline", "created_s", "finished_s", "expires_s")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILED_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_S_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_S_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    status: JobStatus
+    num_prompts: int
+    num_answered: int
+    num_failed: int
+    usage: Usage
+    timeline: _worker_pb2.Timeline
+    created_s: float
+    finished_s: float
+    expires_s: float
+    def __init__(self, job_id: _Optional[str] = ..., status: _Optional[_Union[JobStatus, str]] = ..., num_prompts: _Optional[int] = ..., num_answered: _Optional[int] = ..., num_failed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timeline: _Optional[_Union[_worker_pb2.Timeline, _Mapping]] = ..., created_s: _Optional[float] = ..., finished_s: _Optional[float] = ..., expires_s: _Optional[float] = ...) -> None: ...
+
+class JobError(_message.Message):
+    __slots__ = ("type", "message", "param", "code")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    message: str
+    param: str
+    code: str
+    def __init__(self, type: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., code: _Optional[str] = ...) -> None: ...
+
+class JobResult(_message.Message):
+    __slots__ = ("place", "index", "choices", "error")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    index: int
+    choices: _containers.RepeatedCompositeFieldContainer[GenerateResponse]
+    error: JobError
+    def __init__(self, place: _Optional[int] = ..., index: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[GenerateResponse, _Mapping]]] = ..., error: _Optional[_Union[JobError, _Mapping]] = ...) -> None: ...
+
+class SubmitJobRequest(_message.Message):
+    __slots__ = ("job_id", "requests")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    requests: _containers.RepeatedCompositeFieldContainer[GenerateRequest]
+    def __init__(self, job_id: _Optional[str] = ..., requests: _Optional[_Iterable[_Union[GenerateRequest, _Mapping]]] = ...) -> None: ...
+
+class SubmitJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class GetJobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class GetJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class ListJobsRequest(_message.Message):
+    __slots__ = ("limit", "after")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    after: str
+    def __init__(self, limit: _Optional[int] = ..., after: _Optional[str] = ...) -> None: ...
+
+class ListJobsResponse(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[Job]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
+
+class CancelJobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class CancelJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class JobResultsRequest(_message.Message):
+    __slots__ = ("job_id", "start")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    start: int
+    def __init__(self, job_id: _Optional[str] = ..., start: _Optional[int] = ...) -> None: ...
+
+class JobResultsResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[JobResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[JobResult, _Mapping]]] = ...) -> None: ...

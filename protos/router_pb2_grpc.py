@@ -229,3 +229,252 @@ class RouterService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class JobServiceStub:
+    """Jobs outlive routers and clients: what SubmitJob has answered is on disk.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.SubmitJob = channel.unary_unary(
+                '/kvferry.v1.JobService/SubmitJob',
+                request_serializer=protos_dot_router__pb2.SubmitJobRequest.SerializeToString,
+                response_deserializer=protos_dot_router__pb2.SubmitJobResponse.FromString,
+                _registered_method=True)
+        self.GetJob = channel.unary_unary(
+                '/kvferry.v1.JobService/GetJob',
+                request_serializer=protos_dot_router__pb2.GetJobRequest.SerializeToString,
+                response_deserializer=protos_dot_router__pb2.GetJobResponse.FromString,
+                _registered_method=True)
+        self.ListJobs = channel.unary_unary(
+                '/kvferry.v1.JobService/ListJobs',
+                request_serializer=protos_dot_router__pb2.ListJobsRequest.SerializeToString,
+                response_deserializer=protos_dot_router__pb2.ListJobsResponse.FromString,
+                _registered_method=True)
+        self.CancelJob = channel.unary_unary(
+                '/kvferry.v1.JobService/CancelJob',
+                request_serializer=protos_dot_router__pb2.CancelJobRequest.SerializeToString,
+                response_deserializer=protos_dot_router__pb2.CancelJobResponse.FromString,
+                _registered_method=True)
+        self.JobResults = channel.unary_stream(
+                '/kvferry.v1.JobService/JobResults',
+                request_serializer=protos_dot_router__pb2.JobResultsRequest.SerializeToString,
+                response_deserializer=protos_dot_router__pb2.JobResultsResponse.FromString,
+                _registered_method=True)
+
+
+class JobServiceServicer:
+    """Jobs outlive routers and clients: what SubmitJob has answered is on disk.
+    """
+
+    def SubmitJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListJobs(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelJob(self, request, context):
+        """What is answered already can still be read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def JobResults(self, request, context):
+        """As they come; ends with the job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_JobServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'SubmitJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.SubmitJob,
+                    request_deserializer=protos_dot_router__pb2.SubmitJobRequest.FromString,
+                    response_serializer=protos_dot_router__pb2.SubmitJobResponse.SerializeToString,
+            ),
+            'GetJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetJob,
+                    request_deserializer=protos_dot_router__pb2.GetJobRequest.FromString,
+                    response_serializer=protos_dot_router__pb2.GetJobResponse.SerializeToString,
+            ),
+            'ListJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListJobs,
+                    request_deserializer=protos_dot_router__pb2.ListJobsRequest.FromString,
+                    response_serializer=protos_dot_router__pb2.ListJobsResponse.SerializeToString,
+            ),
+            'CancelJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelJob,
+                    request_deserializer=protos_dot_router__pb2.CancelJobRequest.FromString,
+                    response_serializer=protos_dot_router__pb2.CancelJobResponse.SerializeToString,
+            ),
+            'JobResults': grpc.unary_stream_rpc_method_handler(
+                    servicer.JobResults,
+                    request_deserializer=protos_dot_router__pb2.JobResultsRequest.FromString,
+                    response_serializer=protos_dot_router__pb2.JobResultsResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'kvferry.v1.JobService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('kvferry.v1.JobService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class JobService:
+    """Jobs outlive routers and clients: what SubmitJob has answered is on disk.
+    """
+
+    @staticmethod
+    def SubmitJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.v1.JobService/SubmitJob',
+            protos_dot_router__pb2.SubmitJobRequest.SerializeToString,
+            protos_dot_router__pb2.SubmitJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.v1.JobService/GetJob',
+            protos_dot_router__pb2.GetJobRequest.SerializeToString,
+            protos_dot_router__pb2.GetJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.v1.JobService/ListJobs',
+            protos_dot_router__pb2.ListJobsRequest.SerializeToString,
+            protos_dot_router__pb2.ListJobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.v1.JobService/CancelJob',
+            protos_dot_router__pb2.CancelJobRequest.SerializeToString,
+            protos_dot_router__pb2.CancelJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JobResults(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvferry.v1.JobService/JobResults',
+            protos_dot_router__pb2.JobResultsRequest.SerializeToString,
+            protos_dot_router__pb2.JobResultsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

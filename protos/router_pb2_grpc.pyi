@@ -86,3 +86,73 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         """Of a request that runs here or did lately. NOT_FOUND: none of that id."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class JobServiceStub:
+    """Jobs outlive routers and clients: what SubmitJob has answered is on disk."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> JobServiceAsyncStub: ...
+    SubmitJob: _grpc.UnaryUnaryMultiCallable[_router_pb2.SubmitJobRequest, _router_pb2.SubmitJobResponse]
+    GetJob: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetJobRequest, _router_pb2.GetJobResponse]
+    ListJobs: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListJobsRequest, _router_pb2.ListJobsResponse]
+    CancelJob: _grpc.UnaryUnaryMultiCallable[_router_pb2.CancelJobRequest, _router_pb2.CancelJobResponse]
+    """What is answered already can still be read."""
+    JobResults: _grpc.UnaryStreamMultiCallable[_router_pb2.JobResultsRequest, _router_pb2.JobResultsResponse]
+    """As they come; ends with the job."""
+
+@_typing.type_check_only
+class JobServiceAsyncStub(JobServiceStub):
+    """Jobs outlive routers and clients: what SubmitJob has answered is on disk."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    SubmitJob: _aio.UnaryUnaryMultiCallable[_router_pb2.SubmitJobRequest, _router_pb2.SubmitJobResponse]  # type: ignore[assignment]
+    GetJob: _aio.UnaryUnaryMultiCallable[_router_pb2.GetJobRequest, _router_pb2.GetJobResponse]  # type: ignore[assignment]
+    ListJobs: _aio.UnaryUnaryMultiCallable[_router_pb2.ListJobsRequest, _router_pb2.ListJobsResponse]  # type: ignore[assignment]
+    CancelJob: _aio.UnaryUnaryMultiCallable[_router_pb2.CancelJobRequest, _router_pb2.CancelJobResponse]  # type: ignore[assignment]
+    """What is answered already can still be read."""
+    JobResults: _aio.UnaryStreamMultiCallable[_router_pb2.JobResultsRequest, _router_pb2.JobResultsResponse]  # type: ignore[assignment]
+    """As they come; ends with the job."""
+
+class JobServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Jobs outlive routers and clients: what SubmitJob has answered is on disk."""
+
+    @_abc_1.abstractmethod
+    def SubmitJob(
+        self,
+        request: _router_pb2.SubmitJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.SubmitJobResponse, _abc.Awaitable[_router_pb2.SubmitJobResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetJob(
+        self,
+        request: _router_pb2.GetJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.GetJobResponse, _abc.Awaitable[_router_pb2.GetJobResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListJobs(
+        self,
+        request: _router_pb2.ListJobsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.ListJobsResponse, _abc.Awaitable[_router_pb2.ListJobsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def CancelJob(
+        self,
+        request: _router_pb2.CancelJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.CancelJobResponse, _abc.Awaitable[_router_pb2.CancelJobResponse]]:
+        """What is answered already can still be read."""
+
+    @_abc_1.abstractmethod
+    def JobResults(
+        self,
+        request: _router_pb2.JobResultsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_router_pb2.JobResultsResponse], _abc.AsyncIterator[_router_pb2.JobResultsResponse]]:
+        """As they come; ends with the job."""
+
+def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

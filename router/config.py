@@ -23,6 +23,8 @@ class SloConfig(Strict):
 
 
 class RouterConfig(Strict):
+    # Each has ports two above those of the one before.
+    replicas: int = Field(default=1, ge=1, le=64)
     host: str = "127.0.0.1"
     http_port: int = Field(default=8000, ge=0, le=65535)
     grpc_port: int = Field(default=8001, ge=0, le=65535)
@@ -83,3 +85,20 @@ class RouterConfig(Strict):
     def _path_from_here(cls, path: str | None) -> str | None:
         """The router's process may be in another folder."""
         return path and os.path.abspath(os.path.expanduser(path))
+
+
+class JobsConfig(Strict):
+    # Where jobs are kept. null: a SQLite file in the cluster's folder. sqlite:////path/FILE, or with kvferry[postgres]
+    # postgresql://user:password@host/name, which several routers share.
+    url: str | None = None
+    # How long answers, and uploaded files, can be read.
+    ttl_s: float = Field(default=604_800.0, gt=0)
+    # Prompts of jobs that one router has at work.
+    max_in_flight: int = Field(default=32, ge=1, le=4096)
+    # A router that is silent for so long has lost its prompts to others.
+    lease_s: float = Field(default=10.0, gt=0)
+    # Of one job, and bytes of an uploaded file.
+    max_num_prompts: int = Field(default=50_000, ge=1)
+    max_file_bytes: int = Field(default=100 << 20, ge=1)
+    # Tries at a prompt of which each ended with its router, or with an error that is not the prompt's.
+    max_attempts: int = Field(default=10, ge=1)

@@ -44,11 +44,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     # Writes rather than yields: a cancelled call then ends inside this coroutine, which aborts the request at once.
     async def Generate(self, request: router_pb2.GenerateRequest, context: GenerateContext) -> None:  # type: ignore[override]
         try:
-            prepared = await self._prepare(request)
+            prepared = await prepare(self._text, request)
             await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
             async with aclosing(self._text.stream(prepared)) as chunks:
                 async for chunk in chunks:
-                    await context.write(_response(prepared.request_id, chunk))
+                    await context.write(response_of(prepared.request_id, chunk))
         except KVFerryError as error:
             await abort_with(context, error)
         except Exception:
@@ -69,11 +69,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     async def GetTrace(self, request: router_pb2.GetTraceRequest, context: TraceContext) -> router_pb2.GetTraceResponse:
         return router_pb2.GetTraceResponse(traces=self._traces.tell(request.request_id))
 
-    async def _prepare(self, request: router_pb2.GenerateRequest) -> TextRequest:
-        self._text.model_name(request.model)
-        request_id = request.request_id or new_request_id("gen")
-        params = replace(params_from_pb(request.params), grammar=native_grammar(request))
-        return await self._text.prepared(_prompt(request), params, request_id, _options(request))
+
+async def prepare(text: TextService, request: router_pb2.GenerateRequest) -> TextRequest:
+    """Raises KVFerryError, before any work."""
+    text.model_name(request.model)
+    request_id = request.request_id or new_request_id("gen")
+    params = replace(params_from_pb(request.params), grammar=native_grammar(request))
+    return await text.prepared(_prompt(request), params, request_id, _options(request))
 
 
 def _options(request: router_pb2.GenerateRequest) -> TextOptions:
@@ -105,7 +107,7 @@ def _prompt(request: router_pb2.GenerateRequest) -> Prompt:
             raise InvalidRequestError("no prompt; set text, token_ids or messages", param="prompt")
 
 
-def _response(request_id: str, chunk: TextChunk) -> router_pb2.GenerateResponse:
+def response_of(request_id: str, chunk: TextChunk) -> router_pb2.GenerateResponse:
     response = router_pb2.GenerateResponse(
         request_id=request_id,
         index=chunk.index,

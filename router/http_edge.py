@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -16,6 +17,8 @@ from workers.errors import AbortedError, KVFerryError
 
 # Probes come without a key.
 _OPEN_PATHS = ("/health", "/ready")
+# Uploads have another limit (router/files.py).
+_UPLOADS = "/v1/files"
 
 
 def add_edge(app: FastAPI, config: RouterConfig, keys: KeyRing | None) -> None:
@@ -79,7 +82,8 @@ class BodyLimits:
             await self._app(scope, receive, send)
             return
         length = _header(scope, b"content-length")
-        body = _Body(receive, self._max_bytes, self._timeout_s, length)
+        max_bytes = sys.maxsize if scope["path"] == _UPLOADS else self._max_bytes
+        body = _Body(receive, max_bytes, self._timeout_s, length)
         # One without a body is whole as it is.
         body.whole = length in ("", "0") and not _header(scope, b"transfer-encoding")
 

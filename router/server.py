@@ -17,10 +17,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from protos import router_pb2, router_pb2_grpc
-from router.config import RouterConfig
+from router.config import JobsConfig, RouterConfig
 from router.grpc_keys import KeyInterceptor
 from router.grpc_service import RouterService
 from router.http_patience import PatientProtocol
+from router.job_desk import JobDesk
 from router.openai.app import build_app
 from router.pool import WorkerPool
 from router.router import Router
@@ -37,20 +38,32 @@ from workers.tokenizer import Tokenizer
 _GRACE_S = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a router is called, and its cluster."""
+
+    name: str = "router-0"
+    cluster_name: str = "kvferry"
+
+
+_UNNAMED = Identity()
+
+
 async def serve(
-    cluster_name: str,
+    identity: Identity,
     config: RouterConfig,
     model: ModelConfig,
     tokenizer: Tokenizer,
     workers: Sequence[str] | Mapping[str, Role],
-    network: Network | None = None,
+    jobs: JobsConfig | None = None,
 ) -> Serving:
-    """A router over the workers at these addresses, both ports answering. Raises ConfigError."""
-    network = network or GrpcNetwork()
+    """A router over the workers at these addresses, both ports answering; with `jobs`, which names a url, durable jobs
+    too. Raises ConfigError."""
+    network = GrpcNetwork()
     incarnation = uuid.uuid4().hex
     pool = WorkerPool(workers, incarnation, config, network)
     router = Router(pool, config, incarnation)
-    server = RouterServer(router, pool, tokenizer, model, config, cluster_name=cluster_name, network=network)
+    server = RouterServer(router, pool, tokenizer, model, config, identity=identity, jobs=jobs)
     await pool.start()
     try:
         await server.start()
@@ -101,19 +114,19 @@ class RouterServer:
         model: ModelConfig,
         config: RouterConfig,
         *,
-        name: str = "router-0",
-        cluster_name: str = "kvferry",
+        identity: Identity = _UNNAMED,
         network: Network | None = None,
+        jobs: JobsConfig | None = None,
     ) -> None:
         self._router = router
         self._pool = pool
         self._config = config
-        self._name = name
-        self._cluster_name = cluster_name
+        self._identity = identity
         self._network = network or GrpcNetwork()
         self.text = _text_service(router, tokenizer, model)
         self._keys = KeyRing(config.api_keys) if config.api_keys else None
         self.text.metrics.watch(router, pool.status)
+        self._jobs = JobDesk(jobs, self.text, router.incarnation) if jobs else None
         # The bound ports, after start.
         self.http_port = config.http_port
         self.grpc_port = config.grpc_port
@@ -129,20 +142,26 @@ class RouterServer:
         except BaseException:
             await self.stop()
             raise
+        if self._jobs:
+            self._jobs.start()
 
     async def stop(self) -> None:
-        """Close both ports; requests still running after a short grace are aborted."""
+        """Close both ports; requests still running after a short grace are aborted, jobs left to other routers."""
+        if self._jobs:
+            await self._jobs.stop()
         if self._http is not None and self._serving is not None:
             self._http.should_exit = True
             await asyncio.gather(self._serving, return_exceptions=True)
         if self._grpc is not None:
             await self._grpc.stop(_GRACE_S)
+        if self._jobs:
+            await self._jobs.close()
         self._http = self._serving = self._grpc = None
 
     def status(self) -> router_pb2.GetStatusResponse:
         ready, _ = self._pool.ready()
         load = router_pb2.RouterStatus(
-            name=self._name,
+            name=self._identity.name,
             incarnation=self._router.incarnation,
             pid=os.getpid(),
             num_queued=self._router.num_queued,
@@ -151,7 +170,7 @@ class RouterServer:
             num_indexed_blocks=self._pool.num_indexed_blocks,
         )
         return router_pb2.GetStatusResponse(
-            name=self._cluster_name,
+            name=self._identity.cluster_name,
             ready=ready,
             http_endpoint=f"http://{_address(self._config.host, self.http_port)}",
             grpc_endpoint=_address(self._config.host, self.grpc_port),
@@ -164,6 +183,8 @@ class RouterServer:
         server = self._network.server([KeyInterceptor(self._keys)] if self._keys else ())
         service = RouterService(self.text, self.status, self._router.audit, self._router.traces)
         router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
+        if self._jobs:
+            self._jobs.open_to_grpc(server)
         host, port = self._config.host, self._config.grpc_port
         try:
             address = await self._network.listen(server, f"[{host}]" if ":" in host else host, port)
@@ -176,6 +197,8 @@ class RouterServer:
         listener = listen(self._config.host, self._config.http_port)
         self.http_port = listener.getsockname()[1]
         app = build_app(self.text, self._pool, self._config, self._keys)
+        if self._jobs:
+            self._jobs.open_to_http(app)
         self._http = server_of(app, self._config.body_timeout_s)
         self._serving = asyncio.create_task(self._http.serve(sockets=[listener]))
         answering = asyncio.create_task(self._http.answering.wait())

@@ -5,6 +5,7 @@ KVFerryError                     INTERNAL             500
   InvalidRequestError            INVALID_ARGUMENT     400   the request is at fault; `param` names the field
   AuthenticationError            UNAUTHENTICATED      401   no API key, or a wrong one
   NotFoundError                  NOT_FOUND            404   no such model or job
+  ConflictError                  ALREADY_EXISTS       409   the name is taken by something else
   OverloadedError                RESOURCE_EXHAUSTED   429   no room now; retry after `retry_after_s`
   UnavailableError               UNAVAILABLE          503   no worker or router answers
   DeadlineError                  DEADLINE_EXCEEDED    504   a wait reached its end
@@ -61,6 +62,12 @@ class NotFoundError(KVFerryError):
     openai_type = "invalid_request_error"
 
 
+class ConflictError(KVFerryError):
+    grpc_code = grpc.StatusCode.ALREADY_EXISTS
+    http_status = 409
+    openai_type = "invalid_request_error"
+
+
 class OverloadedError(KVFerryError):
     grpc_code = grpc.StatusCode.RESOURCE_EXHAUSTED
     http_status = 429
@@ -88,12 +95,6 @@ class AbortedError(KVFerryError):
     http_status = 499
 
 
-class ConflictError(KVFerryError):
-    grpc_code = grpc.StatusCode.ABORTED
-    http_status = 409
-    openai_type = "invalid_request_error"
-
-
 class StaleGrantError(KVFerryError):
     grpc_code = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -112,6 +113,7 @@ _ALL: tuple[type[KVFerryError], ...] = (
     InvalidRequestError,
     AuthenticationError,
     NotFoundError,
+    ConflictError,
     OverloadedError,
     UnavailableError,
     DeadlineError,

@@ -174,10 +174,10 @@ _BY_STATUS: dict[grpc.StatusCode, type[KVFerryError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.UnavailableError,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineError,
     grpc.StatusCode.CANCELLED: errors.AbortedError,
-    grpc.StatusCode.ABORTED: errors.ConflictError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.OverloadedError,
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequestError,
     grpc.StatusCode.UNAUTHENTICATED: errors.AuthenticationError,
     grpc.StatusCode.NOT_FOUND: errors.NotFoundError,
+    grpc.StatusCode.ALREADY_EXISTS: errors.ConflictError,
     grpc.StatusCode.DATA_LOSS: errors.FrameError,
 }

@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from cluster.config import ClusterConfig, deal_cores, load_config, parse_config, worker_configs
+from cluster.config import ClusterConfig, deal_cores, load_config, parse_config, router_replicas, worker_configs
 from workers.config import EngineConfig, SpeculativeConfig
 from workers.errors import ConfigError
 
@@ -25,7 +25,7 @@ def test_packaged_file_names_every_key_with_its_default():
 
     data = yaml.safe_load((resources.files("cluster") / "configs/local.yaml").read_text())
     assert data.keys() == ClusterConfig.model_fields.keys()
-    for group in ("router", "transfer"):
+    for group in ("router", "jobs", "transfer"):
         assert data[group].keys() == type(getattr(config, group)).model_fields.keys()
 
 
@@ -184,3 +184,25 @@ def test_what_is_no_fault_is_refused_with_its_place(faults, complaint):
     with pytest.raises(ConfigError, match=re.escape(complaint)) as caught:
         parse_config(f"faults: {faults}\n", "c.yaml")
     assert "\n" not in str(caught.value)
+
+
+def test_several_routers_have_ports_of_their_own_and_share_their_jobs():
+    config = parsed("router: {replicas: 3, grpc_port: 0}\njobs: {url: 'sqlite:////tmp/jobs.sqlite'}")
+    replicas = router_replicas(config)
+    assert [replica.name for replica in replicas] == ["router-0", "router-1", "router-2"]
+    ports = [(one.cluster.router.http_port, one.cluster.router.grpc_port) for one in replicas]
+    assert ports == [(8000, 0), (8002, 0), (8004, 0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("router: {replicas: 2}", "2 routers have to share their jobs: set jobs.url"),
+        ("router: {replicas: 2, grpc_port: 8002}\njobs: {url: 'sqlite:////x'}", "ports [8000, 8002, 8002, 8004]"),
+        ("router: {replicas: 2, http_port: 65534}\njobs: {url: 'sqlite:////x'}", "choose others"),
+    ],
+)
+def test_routers_that_cannot_stand_side_by_side_are_refused(text, complaint):
+    with pytest.raises(ConfigError) as caught:
+        parsed(text)
+    assert complaint in str(caught.value)

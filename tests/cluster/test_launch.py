@@ -161,7 +161,7 @@ def test_whatever_dies_is_replaced_where_it_was(config):
         assert now.routers[0].incarnation != before.routers[0].incarnation
         assert client.generate("Hello", max_tokens=4, temperature=0).token_ids == wanted
     assert "decode-0 died: it is started anew now; see " in log.read_text()
-    assert "router died: it is started anew now; see " in log.read_text()
+    assert "router-0 died: it is started anew now; see " in log.read_text()
     processes = processes_of(running().pid)
     os.kill(running().pid, signal.SIGKILL)
     assert not still_there(processes, within_s=15)

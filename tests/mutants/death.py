@@ -63,8 +63,8 @@ DEATH = (
     Mutant(
         "a client that never met a router is told so at once",
         "E5",
-        RESUME,
-        " or not self._target.heard",
+        "cluster/routers.py",
+        "not self._routers.heard or ",
         "",
         (f"{RESUME_TESTS}::test_a_client_that_never_met_a_router_is_told_at_once",),
     ),

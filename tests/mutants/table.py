@@ -11,6 +11,7 @@ from tests.mutants.death import DEATH
 from tests.mutants.door import DOOR
 from tests.mutants.frames import FRAMES
 from tests.mutants.front import FRONT
+from tests.mutants.jobs import JOBS
 from tests.mutants.layouts import LAYOUTS
 from tests.mutants.meaning import MEANING
 from tests.mutants.operations import OPERATIONS
@@ -32,4 +33,5 @@ MUTANTS = (
     *ROUTING,
     *DOOR,
     *FRONT,
+    *JOBS,
 )

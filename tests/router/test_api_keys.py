@@ -13,7 +13,7 @@ import pytest
 
 from cluster.client import AsyncClient
 from cluster.keys import new_key
-from cluster.resume import Target
+from cluster.routers import Routers
 from router.server import RouterServer
 from router.tenants import KeyRing
 from router.text import seed_of
@@ -242,7 +242,7 @@ def test_keys_are_neither_logged_nor_shown(tmp_path, caplog):
     for secret in (keys["acme"], digest):
         assert secret not in shown
         assert not [record for record in ours if secret in record.getMessage()]
-        assert secret not in repr(Target("here:1", keys["acme"]))
+        assert secret not in repr(Routers("here:1", keys["acme"]))
 
 
 def test_a_page_of_another_origin_may_ask_only_where_the_config_says_so(tmp_path):

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 
 from cluster.verify import unaccounted, wrong_books
-from router.config import RouterConfig
-from router.server import Serving, serve
+from router.config import JobsConfig, RouterConfig
+from router.server import Identity, Serving, serve
 from tests.factories import in_use, make_config
 from tests.fake_model import HashRunner
 from tests.router.scripted import smollm
@@ -57,7 +57,9 @@ class Whole:
 
 
 @asynccontextmanager
-async def whole_router(worker: dict[str, Any] | None = None, **router: Any) -> AsyncIterator[Whole]:
+async def whole_router(
+    worker: dict[str, Any] | None = None, jobs: JobsConfig | None = None, **router: Any
+) -> AsyncIterator[Whole]:
     """At its end all is idle. `worker`: settings of both workers; the others are the router's."""
     workers = [
         Worker(
@@ -68,7 +70,7 @@ async def whole_router(worker: dict[str, Any] | None = None, **router: Any) -> A
     ]
     addresses = [await one.start() for one in workers]
     config = RouterConfig(http_port=0, grpc_port=0, **router)
-    serving = await serve("test", config, MODEL, smollm(), addresses)
+    serving = await serve(Identity(cluster_name="test"), config, MODEL, smollm(), addresses, jobs)
     try:
         whole = Whole(serving, workers)
         yield whole

@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # The second runs within a step, beside the model; the third waits in place; the fourth copies; then come other
-# processes' ends of steps and copies, and what notices that one of them died. The last tokenises long texts.
+# processes' ends of steps and copies, and what notices that one of them died. The last two tokenise long
+# texts and wait for disks.
 THREADS_ALLOWED = {
     "workers/engine/executor.py",
     "workers/engine/grammar.py",
@@ -19,6 +20,7 @@ THREADS_ALLOWED = {
     "workers/engine/tensor_parallel.py",
     "workers/engine/rank_process.py",
     "router/text.py",
+    "router/job_database.py",
 }
 # NIXL has to be asked again and again, on the thread of a lane. How long ranks may load is told by the first one's.
 CLOCKS_ALLOWED = {"workers/kv_transfer/nixl.py", "workers/engine/tensor_parallel.py"}

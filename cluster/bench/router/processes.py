@@ -61,13 +61,14 @@ async def serve_stubs(step_s: float, pipe: Connection) -> None:
 async def serve_router(addresses: list[str], pipe: Connection) -> None:
     """The real router over these workers, as `kvferry up` starts it."""
     from cluster.config import load_config
-    from router.server import serve
+    from router.server import Identity, serve
     from workers.models.resolve import resolve_model
     from workers.tokenizer import load_tokenizer
 
     config = load_config(None)
     settings = config.router.model_copy(update={"http_port": 0, "grpc_port": 0})
-    serving = await serve(config.name, settings, config, load_tokenizer(resolve_model(config.model)), addresses)
+    tokenizer = load_tokenizer(resolve_model(config.model))
+    serving = await serve(Identity(), settings, config, tokenizer, addresses)
     pipe.send(serving.server.http_port)
     await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
     await serving.stop()

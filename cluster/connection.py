@@ -1,0 +1,134 @@
+"""A client's way to its routers: a channel to each, calls that go on elsewhere when one dies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+import grpc.aio
+
+from cluster.routers import Metadata, Patience, Routers, Tls, credentials_of
+from protos.router_pb2_grpc import JobServiceStub, RouterServiceStub
+
+if TYPE_CHECKING:
+    from protos.router_pb2_grpc import JobServiceAsyncStub, RouterServiceAsyncStub
+
+T = TypeVar("T")
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.primary_user_agent", "kvferry"),
+    # A machine that is gone says nothing, and a router that is started anew is there soon.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stubs:
+    channel: grpc.Channel
+    router: RouterServiceStub
+    jobs: JobServiceStub
+
+
+class Connection:
+    def __init__(self, target: str, tls: Tls | None = None, api_key: str | None = None) -> None:
+        self.routers = Routers(target, api_key)
+        credentials = credentials_of(tls)
+        self.stubs = [self._stubs(address, credentials) for address in self.routers.addresses]
+
+    @property
+    def metadata(self) -> Metadata:
+        return self.routers.metadata
+
+    def call(self, ask: Callable[[Stubs, float], T], timeout_s: float, rounds: int | None = None) -> T:
+        """What `ask`, which is given a router's stubs and its time, returns. Raises KVFerryError."""
+        patience = Patience(self.routers, uuid.uuid4().hex, rounds=rounds)
+        while True:
+            try:
+                answer = ask(self.stubs[patience.at], timeout_s)
+            except grpc.RpcError as exc:
+                pause_s = patience.pause_s(exc)
+            else:
+                patience.heard()
+                return answer
+            time.sleep(pause_s)
+
+    def close(self) -> None:
+        for stubs in self.stubs:
+            stubs.channel.close()
+
+    @staticmethod
+    def _stubs(address: str, credentials: grpc.ChannelCredentials | None) -> Stubs:
+        if credentials is None:
+            channel = grpc.insecure_channel(address, options=_OPTIONS)
+        else:
+            channel = grpc.secure_channel(address, credentials, options=_OPTIONS)
+        return Stubs(channel, RouterServiceStub(channel), JobServiceStub(channel))
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncStubs:
+    channel: grpc.aio.Channel
+    router: RouterServiceAsyncStub
+    jobs: JobServiceAsyncStub
+
+
+class AsyncConnection:
+    def __init__(
+        self,
+        target: str,
+        tls: Tls | None = None,
+        api_key: str | None = None,
+        channel: grpc.aio.Channel | None = None,
+    ) -> None:
+        self.routers = Routers(target, api_key)
+        if channel is not None:
+            self.stubs = [self._of(channel)]
+            return
+        credentials = credentials_of(tls)
+        self.stubs = [self._of(self._channel(address, credentials)) for address in self.routers.addresses]
+
+    @property
+    def metadata(self) -> Metadata:
+        return self.routers.metadata
+
+    async def call(
+        self, ask: Callable[[AsyncStubs, float], Awaitable[T]], timeout_s: float, rounds: int | None = None
+    ) -> T:
+        """As Connection.call."""
+        patience = self.patience(rounds=rounds)
+        while True:
+            try:
+                answer = await ask(self.stubs[patience.at], timeout_s)
+            except grpc.aio.AioRpcError as exc:
+                pause_s = patience.pause_s(exc)
+            else:
+                patience.heard()
+                return answer
+            await asyncio.sleep(pause_s)
+
+    def patience(self, rounds: int | None = None) -> Patience:
+        return Patience(self.routers, uuid.uuid4().hex, clock=asyncio.get_running_loop().time, rounds=rounds)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(stubs.channel.close() for stubs in self.stubs))
+
+    @staticmethod
+    def _channel(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, options=_OPTIONS)
+        return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+
+    @staticmethod
+    def _of(channel: grpc.aio.Channel) -> AsyncStubs:
+        return AsyncStubs(channel, RouterServiceStub(channel), JobServiceStub(channel))

@@ -1,0 +1,134 @@
+"""Uploaded files, and those that a job's answers are read as."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session, defer
+
+from router.job_database import Database
+from router.job_store import Clock
+from router.job_tables import AnswerRow, FileRow
+from workers.errors import NotFoundError
+
+T = TypeVar("T")
+
+# Answers read at once.
+_PAGE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """Times are Unix times."""
+
+    id: str
+    purpose: str
+    filename: str
+    num_bytes: int
+    created_s: float
+    expires_s: float
+
+
+class FileStore:
+    """A tenant sees its own files only."""
+
+    def __init__(self, database: Database, ttl_s: float, clock: Clock = time.time) -> None:
+        self._database = database
+        self._ttl_s = ttl_s
+        self._clock = clock
+
+    async def add(self, tenant: str, purpose: str, filename: str, content: bytes) -> FileRecord:
+        """On disk when this returns."""
+        now_s = self._clock()
+        row = FileRow(
+            tenant=tenant,
+            id=f"file-{uuid.uuid4().hex}",
+            purpose=purpose,
+            filename=filename,
+            num_bytes=len(content),
+            created_s=now_s,
+            expires_s=now_s + self._ttl_s,
+            content=content,
+        )
+
+        def add(session: Session) -> FileRecord:
+            session.add(row)
+            session.flush()
+            return _record(row)
+
+        return await self._database.run(add)
+
+    async def get(self, tenant: str, file_id: str) -> FileRecord:
+        """Raises NotFoundError."""
+        return await self._database.run(lambda session: _record(_row(session, tenant, file_id)))
+
+    async def list(self, tenant: str, purpose: str, limit: int, after: str, ascending: bool) -> list[FileRecord]:
+        """`purpose`: empty: any; `after`: the id of the last one of the page before."""
+
+        def find(session: Session) -> list[FileRecord]:
+            chosen = select(FileRow).options(defer(FileRow.content)).where(FileRow.tenant == tenant)
+            if purpose:
+                chosen = chosen.where(FileRow.purpose == purpose)
+            if after:
+                key = _row(session, tenant, after).key
+                chosen = chosen.where(FileRow.key > key if ascending else FileRow.key < key)
+            order = FileRow.key.asc() if ascending else FileRow.key.desc()
+            return [_record(row) for row in session.scalars(chosen.order_by(order).limit(limit))]
+
+        return await self._database.run(find)
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        def remove(session: Session) -> None:
+            session.execute(delete(FileRow).where(FileRow.key == _row(session, tenant, file_id).key))
+
+        await self._database.run(remove)
+
+    async def read(self, tenant: str, file_id: str, parse: Callable[[bytes], T]) -> T:
+        """What `parse` makes of an uploaded file, off the loop."""
+
+        def read(session: Session) -> T:
+            content = _row(session, tenant, file_id).content
+            return parse(content or b"")
+
+        return await self._database.run(read)
+
+    async def content(self, tenant: str, file_id: str) -> AsyncGenerator[bytes, None]:
+        """In pieces. Raises NotFoundError before the first."""
+        uploaded, job_key, failed = await self._database.run(lambda session: _source(session, tenant, file_id))
+        if job_key is None:
+            yield uploaded
+            return
+        place = 0
+        while page := await self._database.run(partial(_page, job_key=job_key, failed=failed, start=place)):
+            yield b"".join(body + b"\n" for _, body in page)
+            place = page[-1][0] + 1
+
+
+def _row(session: Session, tenant: str, file_id: str) -> FileRow:
+    chosen = select(FileRow).options(defer(FileRow.content))
+    row = session.scalar(chosen.where(FileRow.tenant == tenant, FileRow.id == file_id))
+    if row is None:
+        raise NotFoundError(f"there is no file {file_id[:100]!r}; it may have expired", param="file_id")
+    return row
+
+
+def _source(session: Session, tenant: str, file_id: str) -> tuple[bytes, int | None, bool]:
+    row = _row(session, tenant, file_id)
+    return row.content or b"", row.job_key, row.failed
+
+
+def _page(session: Session, job_key: int, failed: bool, start: int) -> list[tuple[int, bytes]]:
+    chosen = select(AnswerRow.place, AnswerRow.body).where(
+        AnswerRow.job_key == job_key, AnswerRow.failed == failed, AnswerRow.place >= start
+    )
+    return [(place, body) for place, body in session.execute(chosen.order_by(AnswerRow.place).limit(_PAGE))]
+
+
+def _record(row: FileRow) -> FileRecord:
+    return FileRecord(row.id, row.purpose, row.filename, row.num_bytes, row.created_s, row.expires_s)

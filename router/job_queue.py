@@ -1,0 +1,120 @@
+"""The prompts still to be answered, as routers share them: claimed by lease, answered once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import asdict
+
+from sqlalchemy import Update, delete, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from router.job_database import Database
+from router.job_end import end_job
+from router.job_records import Answer, Claim, JobStatus
+from router.job_store import Clock
+from router.job_tables import AnswerRow, FileRow, JobRow, PromptRow
+from workers.request import Timeline
+
+
+class JobQueue:
+    """A lease may end while its router still works: then two answer, and the first answer stays."""
+
+    def __init__(self, database: Database, owner: str, lease_s: float, ttl_s: float, clock: Clock = time.time) -> None:
+        """`owner`: the incarnation of the router that claims."""
+        self._database = database
+        self._owner = owner
+        self._lease_s = lease_s
+        self._ttl_s = ttl_s
+        self._clock = clock
+
+    async def claim(self, limit: int) -> list[Claim]:
+        """Up to so many prompts that nobody has."""
+        return await self._database.run(lambda session: self._claim(session, limit))
+
+    async def renew(self, keys: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Hold these for a lease more. The keys of those that are held: of the others the lease is lost, or the job was
+        cancelled."""
+        row_key = tuple_(PromptRow.job_key, PromptRow.position)
+        held = (PromptRow.owner == self._owner) & row_key.in_(list(keys))
+
+        def renew(session: Session) -> set[tuple[int, int]]:
+            session.execute(update(PromptRow).where(held).values(leased_until_s=self._clock() + self._lease_s))
+            return {(key, at) for key, at in session.execute(select(PromptRow.job_key, PromptRow.position).where(held))}
+
+        return await self._database.run(renew) if keys else set()
+
+    async def release(self, claim: Claim, after_s: float, *, uncounted: bool = False) -> None:
+        """Somebody is to try it again, after a while; `uncounted`: this try was none."""
+        values = {
+            "owner": None,
+            "leased_until_s": self._clock() + after_s,
+            "num_attempts": claim.num_attempts - uncounted,
+        }
+        await self._database.run(lambda session: session.execute(self._held(claim).values(**values)))
+
+    async def release_all(self) -> None:
+        """This router goes: others need not wait for its leases to end."""
+        mine = update(PromptRow).where(PromptRow.owner == self._owner)
+        gone = mine.values(owner=None, leased_until_s=0.0, num_attempts=PromptRow.num_attempts - 1)
+        await self._database.run(lambda session: session.execute(gone))
+
+    async def answer(self, claim: Claim, answer: Answer) -> bool:
+        """Whether it was the first; only that one is kept. The last one ends its job."""
+        return await self._database.run(lambda session: self._answer(session, claim, answer))
+
+    async def sweep(self) -> None:
+        """Give up what is due, remove what has expired."""
+        await self._database.run(self._sweep)
+
+    def _held(self, claim: Claim) -> Update:
+        return update(PromptRow).where(
+            PromptRow.job_key == claim.job_key, PromptRow.position == claim.index, PromptRow.owner == self._owner
+        )
+
+    def _claim(self, session: Session, limit: int) -> list[Claim]:
+        now_s = self._clock()
+        free = (
+            select(PromptRow, JobRow.id, JobRow.tenant, JobRow.kind)
+            .join(JobRow, JobRow.key == PromptRow.job_key)
+            .where(PromptRow.leased_until_s <= now_s)
+            .order_by(PromptRow.position, PromptRow.job_key)
+            .limit(limit)
+            .with_for_update(of=PromptRow, skip_locked=True)
+        )
+        claims = []
+        for row, job_id, tenant, kind in session.execute(free).all():
+            row.owner, row.leased_until_s = self._owner, now_s + self._lease_s
+            row.num_attempts += 1
+            claims.append(Claim(row.job_key, row.position, job_id, tenant, kind, row.body, row.num_attempts))
+        return claims
+
+    def _answer(self, session: Session, claim: Claim, answer: Answer) -> bool:
+        # Whoever removes the prompt is the one who answers it. The job first: everybody takes locks in this order.
+        job = session.get(JobRow, claim.job_key, with_for_update=True)
+        gone = delete(PromptRow).where(PromptRow.job_key == claim.job_key, PromptRow.position == claim.index)
+        if job is None or not session.execute(gone.returning(PromptRow.position)).all():
+            return False
+        session.add(
+            AnswerRow(
+                job_key=job.key, place=job.num_answered, position=claim.index, body=answer.body, failed=answer.failed
+            )
+        )
+        used = answer.used
+        job.num_answered += 1
+        job.num_failed += answer.failed
+        job.num_prompt_tokens += used.num_prompt_tokens
+        job.num_completion_tokens += used.num_completion_tokens
+        job.num_cached_tokens += used.num_cached_tokens
+        job.timeline = asdict(Timeline(**job.timeline) + used.timeline)
+        if job.num_answered == job.num_prompts:
+            end_job(session, job, JobStatus.COMPLETED, self._clock(), self._ttl_s)
+        return True
+
+    def _sweep(self, session: Session) -> None:
+        now_s = self._clock()
+        due = select(JobRow).where(JobRow.status == JobStatus.RUNNING, JobRow.due_s <= now_s)
+        for job in session.scalars(due.with_for_update(skip_locked=True)).all():
+            end_job(session, job, JobStatus.EXPIRED, now_s, self._ttl_s)
+        for table in (FileRow, JobRow):
+            session.execute(delete(table).where(table.expires_s <= now_s))

@@ -1,0 +1,116 @@
+"""Durable jobs: accepted is on disk, and each prompt is answered once, whatever becomes of routers."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+QUEUE, STORE, DATABASE = "router/job_queue.py", "router/job_store.py", "router/job_database.py"
+QUEUE_TESTS, JOB_TESTS = "tests/router/test_job_queue.py", "tests/router/test_jobs.py"
+CLIENT_TESTS = "tests/cluster/test_client_jobs.py"
+
+JOBS = (
+    Mutant(
+        "a prompt under lease is nobody else's",
+        "-",
+        QUEUE,
+        ".where(PromptRow.leased_until_s <= now_s)",
+        ".where(PromptRow.num_attempts >= 0)",
+        (f"{QUEUE_TESTS}::test_two_routers_never_hold_the_same_prompt[sqlite]",),
+    ),
+    Mutant(
+        "the first answer to a prompt stays",
+        "-",
+        QUEUE,
+        "if job is None or not session.execute(gone.returning(PromptRow.position)).all():",
+        "if job is None:",
+        (f"{QUEUE_TESTS}::test_when_a_lease_ends_another_answers_and_the_first_answer_stays[sqlite]",),
+    ),
+    Mutant(
+        "a cancelled job has no prompts left",
+        "-",
+        "router/job_end.py",
+        "session.execute(delete(PromptRow).where(PromptRow.job_key == row.key))",
+        "session.flush()",
+        (f"{QUEUE_TESTS}::test_a_cancelled_job_takes_no_more_answers[sqlite]",),
+    ),
+    Mutant(
+        "what is accepted is synced to the disk",
+        "-",
+        DATABASE,
+        '"synchronous = FULL"',
+        '"synchronous = OFF"',
+        ("tests/router/test_job_database.py::test_what_is_answered_is_synced_to_the_disk",),
+    ),
+    Mutant(
+        "an answer after a crash has the id and the seed of the first try",
+        "-",
+        "router/job_records.py",
+        'return f"{self.job_id}.{self.index}"',
+        'return f"{self.job_id}.{self.index}.{id(self)}"',
+        (f"{JOB_TESTS}::test_the_next_router_goes_on_with_the_same_ids_and_seeds",),
+    ),
+    Mutant(
+        "jobs take no more than their part of a router",
+        "-",
+        "router/jobs.py",
+        "room = self._config.max_in_flight - len(self._running)",
+        "room = self._config.max_in_flight",
+        (f"{JOB_TESTS}::test_no_more_prompts_are_at_work_than_may_be",),
+    ),
+    Mutant(
+        "requests that somebody waits for go before jobs",
+        "-",
+        "router/jobs.py",
+        "JOB_PRIORITY = 100",
+        "JOB_PRIORITY = 0",
+        ("tests/router/test_job_tenants.py::test_a_request_that_somebody_waits_for_goes_before_a_job",),
+    ),
+    Mutant(
+        "what is the cluster's fault is tried again",
+        "-",
+        "router/jobs.py",
+        "if isinstance(error, (UnavailableError, OverloadedError)):\n            return True",
+        "if False:\n            return True",
+        (f"{JOB_TESTS}::test_a_prompt_waits_for_workers_for_as_long_as_it_takes",),
+    ),
+    Mutant(
+        "a short job does not wait for the end of a long one",
+        "-",
+        QUEUE,
+        ".order_by(PromptRow.position, PromptRow.job_key)",
+        ".order_by(PromptRow.job_key, PromptRow.position)",
+        (f"{QUEUE_TESTS}::test_a_short_job_does_not_wait_for_the_end_of_a_long_one[sqlite]",),
+    ),
+    Mutant(
+        "a tenant's job is nobody else's",
+        "-",
+        STORE,
+        "chosen = select(JobRow).where(JobRow.tenant == tenant, JobRow.id == job_id)",
+        "chosen = select(JobRow).where(JobRow.id == job_id)",
+        (f"{QUEUE_TESTS}::test_a_tenant_sees_its_own_jobs_only[sqlite]",),
+    ),
+    Mutant(
+        "a job submitted twice is one job",
+        "-",
+        STORE,
+        "if there is not None:",
+        "if False:",
+        (f"{JOB_TESTS}::test_submitting_again_under_an_id_makes_no_second_job",),
+    ),
+    Mutant(
+        "a client reads on where it was when its router goes",
+        "-",
+        "cluster/jobs.py",
+        "request.start = result.place + 1",
+        "request.start = 0",
+        (f"{CLIENT_TESTS}::test_a_job_goes_on_for_its_client_when_the_router_that_it_asks_goes",),
+    ),
+    Mutant(
+        "routers that do not share their jobs are refused",
+        "-",
+        "cluster/config.py",
+        "if self.router.replicas > 1 and self.jobs.url is None:",
+        "if False:",
+        ("tests/cluster/test_config.py::test_routers_that_cannot_stand_side_by_side_are_refused",),
+    ),
+)
