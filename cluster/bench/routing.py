@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 
 from cluster.bench.mooncake_trace import BLOCK_TOKENS, TraceRequest, ceiling, read_mooncake_trace
-from cluster.sim.executor import SimExecutor
+from cluster.sim.executor import SimExecutor, h100_step_time
 from cluster.sim.loop import run
 from cluster.sim.network import SimNetwork
 from cluster.sim.runner import EmptyRunner
@@ -35,11 +35,9 @@ from workers.request import SamplingParams
 from workers.worker import Worker
 
 BLOCK_SIZE = 16
-# A straight line through shared/data/profiles, llama2-70b on eight H100: there a step of 1, 512, 1024 and 2048 tokens
-# takes 30, 54, 78 and 137 ms.
-_STEP_S, _TOKEN_S = 0.029, 0.00005 * BLOCK_TOKENS / BLOCK_SIZE
-# 8,192 tokens of the trace.
-_STEP_TOKENS = 8192 * BLOCK_SIZE // BLOCK_TOKENS
+# Tokens of the trace for which one of ours stands; a step has room for 8,192 of them.
+_SCALE = BLOCK_TOKENS // BLOCK_SIZE
+_STEP_TOKENS = 8192 // _SCALE
 _ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1)
 
 
@@ -122,7 +120,7 @@ class _Simulation:
 
 
 def _step_s(batch: SchedulerOutput) -> float:
-    return _STEP_S + _TOKEN_S * batch.num_tokens
+    return h100_step_time(_SCALE * batch.num_tokens)
 
 
 def _checked(_: click.Context, __: click.Parameter, policies: tuple[str, ...]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from cluster.lab.azure_trace import TraceRequest, read_azure_trace
-from cluster.sim.executor import SimExecutor
+from cluster.sim.executor import SimExecutor, h100_step_time
 from cluster.sim.loop import run
 from cluster.sim.runner import EmptyRunner
 from workers.config import CacheConfig, SchedulerConfig
@@ -25,10 +25,6 @@ from workers.engine.baselines import ContiguousKV
 from workers.engine.engine import Engine
 from workers.engine.scheduler import MakeScheduler, Scheduler, SchedulerOutput
 from workers.request import Request, SamplingParams
-
-# A straight line through shared/data/profiles, llama2-70b on eight H100: there a step of 1, 512, 1024 and 2048 tokens
-# takes 30, 54, 78 and 137 ms.
-_STEP_S, _TOKEN_S = 0.029, 0.00005
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +93,7 @@ async def _serve(requests: Sequence[TraceRequest], pool: SlotPool, make_schedule
     use = MemoryUse()
 
     def step_s(batch: SchedulerOutput) -> float:
-        seconds = _STEP_S + _TOKEN_S * batch.num_tokens
+        seconds = h100_step_time(batch.num_tokens)
         use.add(engine, seconds)
         return seconds
 
