@@ -81,16 +81,17 @@ class TextService:
         params: SamplingParams,
         request_id: str,
         options: TextOptions = NO_OPTIONS,
+        token_ids: Sequence[int] | None = None,
     ) -> TextRequest:
         """Check, tokenise and charge the prompt to its caller. Raises InvalidRequestError, and OverloadedError when the
-        caller's tokens are used up, before any work."""
+        caller's tokens are used up, before any work. `token_ids`: the prompt's, where they are known."""
         arrived_s = asyncio.get_running_loop().time()
         check_request_id(request_id)
         check_stops(options.stops)
         check_cache_salt(options.cache_salt)
         check_terms(options.terms)
-        param = "messages" if isinstance(prompt, Chat) else "prompt"
-        token_ids = self.token_ids(prompt)
+        param = _param(prompt)
+        token_ids = self.token_ids(prompt) if token_ids is None else token_ids
         self._limits.check_prompt(token_ids, param)
         params = self._limits.complete_params(params, len(token_ids), options.default_max_tokens, param)
         self._limits.check_so_far(options.so_far, params)
@@ -105,11 +106,9 @@ class TextService:
         self, prompt: Prompt, params: SamplingParams, request_id: str, options: TextOptions = NO_OPTIONS
     ) -> TextRequest:
         """`prepare`, but a long text is tokenised on a thread, where it holds up nobody's tokens."""
-        if not isinstance(prompt, str) or len(prompt) <= LONG_CHARS:
-            return self.prepare(prompt, params, request_id, options)
         arrived_s = asyncio.get_running_loop().time()
-        token_ids = await asyncio.to_thread(self.token_ids, prompt)
-        return replace(self.prepare(token_ids, params, request_id, options), arrived_s=arrived_s)
+        token_ids = await self.tokenised(prompt)
+        return replace(self.prepare(prompt, params, request_id, options, token_ids), arrived_s=arrived_s)
 
     def check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
         """Whether the model has them all."""
@@ -197,20 +196,40 @@ class TextService:
                 error = ConflictError(f"{request.request_id}: the same request came again, and is answered there")
                 self._router.end(unique, error)
 
-    def token_ids(self, prompt: Prompt, add_special_tokens: bool | None = None) -> Sequence[int]:
-        """None: special tokens are added to text; a chat template writes them itself."""
+    def token_ids(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str | Chat):
             return list(prompt)
-        is_chat = isinstance(prompt, Chat)
+        return self._encode(self._text(prompt), prompt)
+
+    async def tokenised(self, prompt: Prompt, add_special_tokens: bool | None = None) -> Sequence[int]:
+        """`token_ids`, on a thread if the text is long. None: text gets special tokens; a chat has its own."""
+        if not isinstance(prompt, str | Chat):
+            return list(prompt)
+        text = self._text(prompt)
+        if len(text) <= LONG_CHARS:
+            return self._encode(text, prompt, add_special_tokens)
+        return await asyncio.to_thread(self._encode, text, prompt, add_special_tokens)
+
+    def _text(self, prompt: str | Chat) -> str:
         text = self.tokenizer.apply_chat_template(_checked(prompt)) if isinstance(prompt, Chat) else prompt
-        param = "messages" if is_chat else "prompt"
         if len(text) > self.max_model_len * self.tokenizer.max_token_chars:
+            param = _param(prompt)
             raise self._limits.too_long(f"your {param} has {len(text)} characters, which is more", param)
+        return text
+
+    def _encode(self, text: str, prompt: str | Chat, add_special_tokens: bool | None = None) -> Sequence[int]:
+        """`text`: the prompt's."""
+        special = not isinstance(prompt, Chat) if add_special_tokens is None else add_special_tokens
         try:
-            return self.tokenizer.encode(text, not is_chat if add_special_tokens is None else add_special_tokens)
+            return self.tokenizer.encode(text, special)
         except InvalidRequestError as error:
-            error.param = param
+            error.param = _param(prompt)
             raise
+
+
+def _param(prompt: Prompt) -> str:
+    """The name of its field."""
+    return "messages" if isinstance(prompt, Chat) else "prompt"
 
 
 def new_request_id(prefix: str, joint: str = "-") -> str:

@@ -49,7 +49,7 @@ def add_response_routes(app: FastAPI, text: TextService, of_model: ToolSyntax | 
     async def input_tokens(request: Request) -> Response:
         body = ResponseBody.parse(await read_json(request))
         text.model_name(body.model)
-        token_ids = text.token_ids(body.chat(body.tool_use()))
+        token_ids = await text.tokenised(body.chat(body.tool_use()))
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(token_ids)})
 
 

@@ -40,7 +40,7 @@ def add_token_routes(app: FastAPI, text: TextService) -> None:
         raw = await read_json(request)
         body = validated(TokenizeBody, raw)
         text.model_name(body.model)
-        token_ids = text.token_ids(_prompt(body, raw), body.add_special_tokens)
+        token_ids = await text.tokenised(_prompt(body, raw), body.add_special_tokens)
         names = [text.tokenizer.token_bytes(one).decode("utf-8", "replace") for one in token_ids]
         return JSONResponse(
             {

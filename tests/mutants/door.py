@@ -167,8 +167,8 @@ DOOR = (
         "long texts are tokenised beside the loop",
         "",
         "router/text.py",
-        "await asyncio.to_thread(self.token_ids, prompt)",
-        "self.token_ids(prompt)",
+        "await asyncio.to_thread(self._encode, text, prompt, add_special_tokens)",
+        "self._encode(text, prompt, add_special_tokens)",
         (
             "tests/router/test_long_texts.py"
             "::test_the_loop_turns_while_a_long_text_is_tokenised_and_the_ids_are_the_same",

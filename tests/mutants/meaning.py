@@ -88,8 +88,8 @@ MEANING = (
         "a prompt is tokenised once",
         "C11",
         "router/text.py",
+        "token_ids = self.token_ids(prompt) if token_ids is None else token_ids",
         "token_ids = self.token_ids(prompt)",
-        "token_ids = self.token_ids(prompt) and self.token_ids(prompt)",
         (f"{LEGS_TESTS}::test_a_prompt_is_tokenised_once_and_each_token_sampled_once",),
     ),
     Mutant(
