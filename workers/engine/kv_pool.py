@@ -21,6 +21,9 @@ from workers.kv_transfer.shared_rows import SharedRows, flat_rows, split_rows
 from workers.kv_transfer.slots import Slots
 from workers.layers.kv_codec import POOL_DTYPES, cast, pool_width
 
+# What is seen right after it was copied is still in the cache.
+_SEEN_BYTES = 512 << 10
+
 
 class KVPool:
     """`tensor` is [num_layers, 2, num_blocks, block_size, num_kv_heads, pool_width] (workers/layers/kv_codec.py).
@@ -103,7 +106,7 @@ class KVPool:
         rows: SharedRows,
         seen: Callable[[memoryview], object] | None = None,
     ) -> None:
-        """As `write`, out of another pool. `seen` gets what has come, in order and in pieces."""
+        """As `write`, out of another pool. `seen` gets what has been copied, in order and in pieces."""
         require_size(rows, self._layout, layer_end - layer_start, len(slots))
         if rows.row_bytes != self._row_bytes(rows.row_tokens):
             raise FrameError(f"{rows.row_tokens} tokens of K or V are {rows.row_bytes} bytes at the sender")
@@ -111,10 +114,14 @@ class KVPool:
         row_tokens = math.gcd(own_tokens, rows.row_tokens)
         row_bytes = self._row_bytes(row_tokens)
         to = self._flat(split_rows(index, own_tokens // row_tokens), row_tokens, layer_start, layer_end)
-        copy_rows(self._memory, to, rows.source, rows.rows(row_tokens), row_bytes)
-        if seen is not None:
-            for piece in runs_of(self._memory, to, row_bytes):
-                seen(piece)
+        of = rows.rows(row_tokens)
+        step = len(of) if seen is None else max(1, _SEEN_BYTES // row_bytes)
+        for start in range(0, len(of), step):
+            part = of[start : start + step]
+            copy_rows(self._memory, to[start : start + step], rows.source, part, row_bytes)
+            if seen is not None:
+                for run in runs_of(rows.source, part, row_bytes):
+                    seen(run)
 
     @torch.inference_mode()
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
