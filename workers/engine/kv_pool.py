@@ -15,11 +15,14 @@ from workers.config import CacheConfig
 from workers.engine.executor import Buffer
 from workers.errors import ConfigError, FrameError
 from workers.kv_transfer.layout import KVLayout
-from workers.kv_transfer.rows import Bytes, Rows, copy_rows, pieces_of
+from workers.kv_transfer.rows import Bytes, Rows, copy_rows, runs_of
 from workers.kv_transfer.segment import Segment
 from workers.kv_transfer.shared_rows import SharedRows, flat_rows, split_rows
 from workers.kv_transfer.slots import Slots
 from workers.layers.kv_codec import POOL_DTYPES, cast, pool_width
+
+# What is seen right after it was copied is still in the cache.
+_SEEN_BYTES = 512 << 10
 
 
 class KVPool:
@@ -103,7 +106,7 @@ class KVPool:
         rows: SharedRows,
         seen: Callable[[memoryview], object] | None = None,
     ) -> None:
-        """As `write`, out of another pool. `seen` gets the payload in order and in pieces, each gone after the call."""
+        """As `write`, out of another pool. `seen` gets what has been copied, in order and in pieces."""
         require_size(rows, self._layout, layer_end - layer_start, len(slots))
         if rows.row_bytes != self._row_bytes(rows.row_tokens):
             raise FrameError(f"{rows.row_tokens} tokens of K or V are {rows.row_bytes} bytes at the sender")
@@ -112,14 +115,13 @@ class KVPool:
         row_bytes = self._row_bytes(row_tokens)
         to = self._flat(split_rows(index, own_tokens // row_tokens), row_tokens, layer_start, layer_end)
         of = rows.rows(row_tokens)
-        if seen is None:
-            copy_rows(self._memory, to, rows.source, of, row_bytes)
-            return
-        in_order = np.arange(len(of))
-        for start, piece in pieces_of(rows.source, of, row_bytes):
-            seen(piece.data)
-            num_rows = len(piece) // row_bytes
-            copy_rows(self._memory, to[start : start + num_rows], piece, in_order[:num_rows], row_bytes)
+        step = len(of) if seen is None else max(1, _SEEN_BYTES // row_bytes)
+        for start in range(0, len(of), step):
+            part = of[start : start + step]
+            copy_rows(self._memory, to[start : start + step], rows.source, part, row_bytes)
+            if seen is not None:
+                for run in runs_of(rows.source, part, row_bytes):
+                    seen(run)
 
     @torch.inference_mode()
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:

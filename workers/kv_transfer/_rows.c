@@ -71,8 +71,7 @@ static int rows_inside(const Py_buffer *rows, const Py_buffer *memory, Py_ssize_
     return 1;
 }
 
-static int copy_checked(Py_buffer *target, Py_buffer *to, Py_buffer *source, Py_buffer *from, Py_ssize_t row_bytes,
-                        int stream)
+static int copy_checked(Py_buffer *target, Py_buffer *to, Py_buffer *source, Py_buffer *from, Py_ssize_t row_bytes)
 {
     if (row_bytes <= 0 || to->len != from->len || to->len % sizeof(int64_t)) {
         PyErr_SetString(PyExc_ValueError, "rows of at least one byte, and as many to as from, are wanted");
@@ -83,7 +82,7 @@ static int copy_checked(Py_buffer *target, Py_buffer *to, Py_buffer *source, Py_
     Py_ssize_t num_rows = to->len / (Py_ssize_t)sizeof(int64_t);
     const int64_t *to_row = to->buf, *from_row = from->buf;
     Py_BEGIN_ALLOW_THREADS
-    if (stream && can_stream(target->buf, row_bytes))
+    if (can_stream(target->buf, row_bytes))
         stream_rows(target->buf, to_row, source->buf, from_row, num_rows, row_bytes);
     else
         for (Py_ssize_t i = 0; i < num_rows; i++)
@@ -97,10 +96,9 @@ static PyObject *copy_rows(PyObject *module, PyObject *args)
 {
     Py_buffer target, to, source, from;
     Py_ssize_t row_bytes;
-    int stream;
-    if (!PyArg_ParseTuple(args, "w*y*y*y*np", &target, &to, &source, &from, &row_bytes, &stream))
+    if (!PyArg_ParseTuple(args, "w*y*y*y*n", &target, &to, &source, &from, &row_bytes))
         return NULL;
-    int copied = copy_checked(&target, &to, &source, &from, row_bytes, stream);
+    int copied = copy_checked(&target, &to, &source, &from, row_bytes);
     PyBuffer_Release(&target);
     PyBuffer_Release(&to);
     PyBuffer_Release(&source);
@@ -109,7 +107,7 @@ static PyObject *copy_rows(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"copy_rows", copy_rows, METH_VARARGS, "copy_rows(target, to, source, from, row_bytes, stream)"},
+    {"copy_rows", copy_rows, METH_VARARGS, "copy_rows(target, to, source, from, row_bytes)"},
     {NULL, NULL, 0, NULL},
 };
 
