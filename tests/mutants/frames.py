@@ -11,8 +11,8 @@ FRAMES = (
         "without a checksum of its payload a frame is still bound to its place",
         "B8",
         "workers/kv_transfer/frame.py",
-        "    digest.update(_fields(frame))",
-        "    pass",
+        "        self._hash.update(_fields(frame))",
+        "        pass",
         (f"{CHECKSUM_TESTS}::test_without_a_checksum_of_payloads_a_frame_is_bound_to_its_place",),
     ),
     Mutant(

@@ -81,13 +81,21 @@ LAYOUTS = (
         "KV is cast to the receiver's dtype",
         "B6",
         "workers/kv_transfer/outgoing.py",
-        "*layers, dtype=outgoing.peer.layout.dtype)",
+        "*layers, dtype=layout.dtype)",
         "*layers)",
         (
             f"{CAST_TESTS}::test_kv_is_cast_to_the_receivers_dtype[fp32-bf16]",
             # Of the same size: nothing but the answer can tell.
             f"{CAST_TESTS}::test_kv_is_cast_to_the_receivers_dtype[bf16-fp16]",
         ),
+    ),
+    Mutant(
+        "a pool of another dtype is not read where it lies",
+        "B6",
+        "workers/kv_transfer/outgoing.py",
+        "as_it_is = layout.dtype == self._layout.dtype",
+        "as_it_is = True",
+        (f"{CAST_TESTS}::test_a_pool_is_read_where_it_lies_only_if_nothing_is_to_be_cast[bf16-fp16]",),
     ),
     Mutant(
         "a frame has the bytes that its range takes here",

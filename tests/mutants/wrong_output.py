@@ -61,7 +61,7 @@ WRONG_OUTPUT = (
         "every frame's checksum is verified",
         "B8",
         FRAME,
-        "if _checksum(frame, request_id, with_payload) != checksum:",
+        "if self.value != checksum:",
         "if False:",
         (
             f"{DECODE_TESTS}::test_a_damaged_frame_is_refused_whatever_byte_it_is_and_the_true_one_is_still_welcome",

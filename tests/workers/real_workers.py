@@ -37,7 +37,7 @@ def worker_config(folder: Path, **settings: Any) -> WorkerConfig:
 
 def make_executor(config: WorkerConfig) -> Executor:
     if config.tensor_parallel_size == 1:
-        return Executor(ModelRunner(config))
+        return Executor(ModelRunner(config, share_pool=config.role == "prefill"))
     # Not as in a process of its own, which a lost rank would end.
     return TensorParallelExecutor(config, lambda error: None)
 

@@ -18,6 +18,7 @@ from tests.kv import read_kv
 from tests.workers.models.paged import prompt
 from tests.workers.real_workers import answer, real_workers, worker_config
 from tests.workers.scheduled import scheduled
+from workers.config import TransferConfig
 from workers.engine.model_runner import ModelRunner
 from workers.engine.scheduler import SchedulerOutput
 from workers.errors import LayoutMismatchError
@@ -95,6 +96,24 @@ def test_kv_is_cast_to_the_receivers_dtype(folder: Path, dtypes: tuple[str, str]
     assert asyncio.run(main()) == want
     says = f"cast here from {prefill.layout.dtype} to {decode.layout.dtype}"
     assert sum(says in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("dtypes", [("bf16", "fp16"), ("fp32", "fp32")], ids="-".join)
+def test_a_pool_is_read_where_it_lies_only_if_nothing_is_to_be_cast(folder: Path, dtypes: tuple[str, str]):
+    prefill, decode = (ModelRunner(worker_config(folder, kv_cache_dtype=dtype)) for dtype in dtypes)
+    want = [rounded_between(prefill, decode, ids, dtypes) for ids in PROMPTS]
+
+    async def main() -> list[list[int]]:
+        shm = {"transfer": TransferConfig(transport="shm", frame_bytes=4096)}
+        sender, receiver = (shm | {"kv_cache_dtype": dtype} for dtype in dtypes)
+        async with real_workers(folder, p=sender | {"role": "prefill"}, d=receiver | {"block_size": 32}) as workers:
+            got = [await answer(workers["d"], Request("r", ids, PARAMS), workers["p"]) for ids in PROMPTS]
+            (peer,) = workers["p"]._peers.connected
+            was_copied = bool(peer._sender._idle)  # type: ignore[attr-defined]
+        assert was_copied == (dtypes[0] != dtypes[1])
+        return got
+
+    assert asyncio.run(main()) == want
 
 
 def test_a_prefix_that_came_in_another_dtype_is_found_again(folder: Path):

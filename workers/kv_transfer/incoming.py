@@ -14,8 +14,8 @@ def write_frame(runner: Runner, frame: Frame, slots: Slots, claimed: int, digest
     layers, payload = (frame.layer_start, frame.layer_end), frame.payload
     if isinstance(payload, SharedRows):
         if runner.host_pool is not None:
-            # Verified while it is in the cache, hence after it was written. What is false lies under a range that is not
-            # received: a true frame comes there before anybody may commit it.
+            # Verified while it is in the cache, hence after it was written. What is false lies under a range that is
+            # not received: a true frame comes there before anybody may commit it.
             runner.host_pool.pull(slots, *layers, payload, digest.see if digest else None)
             if digest is not None:
                 digest.require(claimed)
