@@ -49,7 +49,7 @@ class HostPool(Protocol):
         rows: SharedRows,
         seen: Callable[[memoryview], object] | None = None,
     ) -> None:
-        """As Runner.write_kv, out of another pool. `seen` gets what has been copied, in order and in pieces."""
+        """As Runner.write_kv, out of another pool. `seen` gets it in order and in pieces, each gone after."""
 
 
 class Runner(Protocol):

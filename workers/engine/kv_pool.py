@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,14 +14,11 @@ from workers.config import CacheConfig
 from workers.engine.executor import Buffer
 from workers.errors import ConfigError, FrameError
 from workers.kv_transfer.layout import KVLayout
-from workers.kv_transfer.rows import Bytes, Rows, copy_rows, runs_of
+from workers.kv_transfer.rows import Rows, aligned_zeros, copy_rows, pieces_of
 from workers.kv_transfer.segment import Segment
 from workers.kv_transfer.shared_rows import SharedRows, flat_rows, split_rows
 from workers.kv_transfer.slots import Slots
 from workers.layers.kv_codec import POOL_DTYPES, cast, pool_width
-
-# What is seen right after it was copied is still in the cache.
-_SEEN_BYTES = 512 << 10
 
 
 class KVPool:
@@ -45,7 +41,8 @@ class KVPool:
             return
         num_bytes = self._num_slots * layout.token_bytes
         _require_memory(num_bytes)
-        self._memory = _zeros(num_bytes)
+        # Unlike torch.zeros, which would touch all of it now.
+        self._memory = aligned_zeros(num_bytes)
         if shared and num_bytes:
             self._segment = Segment(num_bytes)
             self._memory = np.frombuffer(self._segment.memory, np.uint8)
@@ -106,7 +103,7 @@ class KVPool:
         rows: SharedRows,
         seen: Callable[[memoryview], object] | None = None,
     ) -> None:
-        """As `write`, out of another pool. `seen` gets what has been copied, in order and in pieces."""
+        """As `write`, out of another pool. `seen` gets it in order and in pieces, each gone after the call."""
         require_size(rows, self._layout, layer_end - layer_start, len(slots))
         if rows.row_bytes != self._row_bytes(rows.row_tokens):
             raise FrameError(f"{rows.row_tokens} tokens of K or V are {rows.row_bytes} bytes at the sender")
@@ -115,13 +112,15 @@ class KVPool:
         row_bytes = self._row_bytes(row_tokens)
         to = self._flat(split_rows(index, own_tokens // row_tokens), row_tokens, layer_start, layer_end)
         of = rows.rows(row_tokens)
-        step = len(of) if seen is None else max(1, _SEEN_BYTES // row_bytes)
-        for start in range(0, len(of), step):
-            part = of[start : start + step]
-            copy_rows(self._memory, to[start : start + step], rows.source, part, row_bytes)
-            if seen is not None:
-                for run in runs_of(rows.source, part, row_bytes):
-                    seen(run)
+        if seen is None:
+            copy_rows(self._memory, to, rows.source, of, row_bytes)
+            return
+        start, in_order = 0, np.arange(len(of))
+        for piece in pieces_of(rows.source, of, row_bytes):
+            seen(piece.data)
+            end = start + len(piece) // row_bytes
+            copy_rows(self._memory, to[start:end], piece, in_order[: end - start], row_bytes)
+            start = end
 
     @torch.inference_mode()
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
@@ -167,12 +166,6 @@ def _require_memory(num_bytes: int) -> None:
             "lower kv_cache_memory_bytes or num_gpu_blocks_override",
             param="kv_cache_memory_bytes",
         )
-
-
-def _zeros(num_bytes: int) -> Bytes:
-    """At the begin of a page. Zeroed by the kernel, page by page at first use; torch.zeros would touch all of it."""
-    zeros = np.zeros(num_bytes + mmap.PAGESIZE, np.uint8)
-    return zeros[-zeros.ctypes.data % mmap.PAGESIZE :][:num_bytes]
 
 
 def num_pool_blocks(config: CacheConfig, token_bytes: int, max_model_len: int) -> int:

@@ -76,6 +76,8 @@ class Transport(Protocol):
     """One way for KV to travel: opens senders, and lets a receiver be reached."""
 
     name: str
+    # Its frames have so many times transfer.frame_bytes.
+    frame_scale: int
 
     def sender(self, address: str, incarnation: str) -> KVSender[Any]:
         """To that incarnation of the worker at `address`, and no other."""

@@ -51,6 +51,7 @@ class GrpcSender:
 
 class GrpcTransport:
     name = "grpc"
+    frame_scale = 1
 
     def __init__(self, network: Network) -> None:
         self._network = network

@@ -40,6 +40,7 @@ class LocalTransport:
     """Shared by all workers of the process, which are found by address."""
 
     name = "local"
+    frame_scale = 1
 
     def __init__(self) -> None:
         self.receivers: dict[str, KVReceiver] = {}

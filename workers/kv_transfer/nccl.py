@@ -104,6 +104,8 @@ class Incoming:
 
 
 class NcclTransport:
+    frame_scale = 1
+
     def __init__(self, backend: Backend, network: Network, incarnation: str) -> None:
         self.name = backend.name
         self._backend = backend

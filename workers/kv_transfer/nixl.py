@@ -163,6 +163,7 @@ class AgentSession:
 
 class NixlTransport:
     name = "nixl"
+    frame_scale = 1
 
     def __init__(self, network: Network, incarnation: str) -> None:
         """Raises ConfigError without NIXL."""

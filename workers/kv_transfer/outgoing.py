@@ -51,16 +51,16 @@ class FrameSender:
         """
         try:
             async with asyncio.TaskGroup() as sends:
-                for layers in self._layer_ranges(outgoing.peer.layout, end - start):
+                for layers in self._layer_ranges(outgoing.peer, end - start):
                     sends.create_task(self._send(outgoing, layers, (start, end)))
         except* KVFerryError as group:
             raise first_error(group) from None
 
-    def _layer_ranges(self, layout: KVLayout, num_tokens: int) -> Iterator[tuple[int, int]]:
+    def _layer_ranges(self, peer: Peer, num_tokens: int) -> Iterator[tuple[int, int]]:
         if num_tokens:
-            step = layers_per_frame(layout, num_tokens, self._config.frame_bytes)
-            for start in range(0, layout.num_layers, step):
-                yield start, min(start + step, layout.num_layers)
+            step = layers_per_frame(peer.layout, num_tokens, self._config.frame_bytes * peer.frame_scale)
+            for start in range(0, peer.layout.num_layers, step):
+                yield start, min(start + step, peer.layout.num_layers)
 
     async def _send(self, outgoing: Outgoing, layers: tuple[int, int], tokens: tuple[int, int]) -> None:
         request, grant = outgoing.request, outgoing.grant

@@ -41,6 +41,7 @@ class Peer:
         # What frames to it have: KV is cast here where its dtype is another.
         self.layout = KVLayout.from_proto(answer.layout)
         self.transport = transport.name
+        self.frame_scale = transport.frame_scale
         self._sender = transport.sender(address, answer.incarnation)
         self.window = asyncio.Semaphore(answer.credits)
         self._channel = channel

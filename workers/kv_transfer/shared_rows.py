@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workers.errors import FrameError
-from workers.kv_transfer.rows import Bytes, Rows, runs_of
+from workers.kv_transfer.rows import Bytes, Rows, pieces_of
 from workers.kv_transfer.segment import PLACE_BYTES, Mappings
 
 # first plane, number of planes, rows of a plane, bytes of a row, tokens of a row
@@ -48,12 +48,12 @@ class SharedRows:
         return flat_rows(self.first_plane, self.num_planes, self.plane_rows * parts, index)
 
     def pieces(self) -> Iterator[memoryview]:
-        """The payload, piece by piece."""
-        return runs_of(self.source, self.rows(self.row_tokens), self.row_bytes)
+        """The payload, piece by piece; each is gone with the next."""
+        return (piece.data for piece in pieces_of(self.source, self.rows(self.row_tokens), self.row_bytes))
 
     def __bytes__(self) -> bytes:
         """The payload."""
-        return b"".join(self.pieces())
+        return b"".join(bytes(piece) for piece in self.pieces())
 
     def encode(self) -> bytes:
         shape = _SHAPE.pack(self.first_plane, self.num_planes, self.plane_rows, self.row_bytes, self.row_tokens)

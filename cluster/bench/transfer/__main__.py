@@ -93,7 +93,7 @@ def ratios(seconds: Mapping[str, list[float]]) -> dict[str, float]:
 
 
 @click.command()
-@click.option("--tokens", default=2048, show_default=True, help="KV handed over in each turn.")
+@click.option("--tokens", default=7168, show_default=True, help="KV handed over in each turn.")
 @click.option("--rounds", default=20, show_default=True, help="Turns of each contestant.")
 @click.option("--model-rounds", default=3, show_default=True, help="Turns with the default model; 0: none.")
 def main(tokens: int, rounds: int, model_rounds: int) -> None:
