@@ -21,5 +21,5 @@ def test_up_gives_up_on_what_has_not_started_in_time_and_leaves_nothing(home: Pa
         _, said = process.communicate(timeout=100)
         assert process.returncode == 1
         assert not descendants(process.pid)
-    assert "prefill-0, decode-0, router: not started within start_timeout_s, 0.01 s; raise it, or see" in said
+    assert "prefill-0, decode-0, router-0: not started within start_timeout_s, 0.01 s; raise it, or see" in said
     assert "Traceback" not in said

@@ -52,7 +52,7 @@ def test_the_code_of_a_schedule_makes_it_again(seed):
 
 def test_a_planted_fault_is_found_made_small_and_printed_as_a_test(monkeypatch, capsys):
     """Nobody looks at checksums: what is left is one request and the flipped bit of its KV."""
-    monkeypatch.setattr("workers.kv_transfer.frame.verify", lambda *args: None)
+    monkeypatch.setattr("workers.kv_transfer.frame.Digest.require", lambda *args: None)
     assert main(["0", "100"]) == 1
     printed = capsys.readouterr().out
     assert "def test_what_seed_" in printed

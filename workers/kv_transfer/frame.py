@@ -101,14 +101,6 @@ def decode(data: Buffer, elsewhere: SharedRows | None = None) -> tuple[Frame, in
     return Frame(grant_id, incarnation.hex(), layer_start, layer_end, token_start, token_end, payload), checksum
 
 
-def verify(frame: Frame, checksum: int, request_id: str, with_payload: bool = True) -> None:
-    """Raise FrameError unless the checksum is that of this frame for this request."""
-    seen = Digest(frame, request_id)
-    if with_payload:
-        seen.payload(frame.payload)
-    seen.require(checksum)
-
-
 class Digest:
     """The checksum of a frame for a request, over as much of its payload as has been seen."""
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.workers.kv_transfer.unsent import send_frame, whole
+from tests.workers.kv_transfer.unsent import send_frame, verify, whole
 from workers.errors import StaleGrantError
-from workers.kv_transfer.frame import Buffer, Frame, decode, verify
+from workers.kv_transfer.frame import Buffer, Frame, decode
 from workers.kv_transfer.nccl import GroupSession, NcclTransport
 from workers.kv_transfer.pair_group import Gloo
 from workers.kv_transfer.sessions import SessionSender

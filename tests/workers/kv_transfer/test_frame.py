@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.workers.kv_transfer.unsent import encode
+from tests.workers.kv_transfer.unsent import encode, verify
 from workers.errors import FrameError
-from workers.kv_transfer.frame import HEADER_BYTES, Frame, decode, layers_per_frame, verify
+from workers.kv_transfer.frame import HEADER_BYTES, Frame, decode, layers_per_frame
 from workers.kv_transfer.layout import KVLayout
 
 LAYOUT = KVLayout("f", num_layers=3, num_kv_heads=1, head_dim=4, block_size=4, dtype="float32")

@@ -10,10 +10,10 @@ import pytest
 
 from cluster.sim.loop import run, virtual_loop
 from cluster.sim.network import SimNetwork
-from tests.workers.kv_transfer.unsent import unsent, whole
+from tests.workers.kv_transfer.unsent import unsent, verify, whole
 from workers.errors import DeadlineError, FrameError, StaleGrantError, UnavailableError
 from workers.kv_transfer.base import KVSender, Transport
-from workers.kv_transfer.frame import Buffer, Frame, decode, verify
+from workers.kv_transfer.frame import Buffer, Frame, decode
 from workers.kv_transfer.grpc import GrpcTransport
 from workers.kv_transfer.local import LocalTransport
 from workers.kv_transfer.shared_rows import SharedRows

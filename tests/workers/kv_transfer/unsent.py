@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from workers.kv_transfer.base import KVSender
-from workers.kv_transfer.frame import Buffer, Frame, UnsentFrame
+from workers.kv_transfer.frame import Buffer, Digest, Frame, UnsentFrame
 from workers.kv_transfer.shared_rows import SharedRows
 
 
@@ -20,6 +20,12 @@ def unsent(frame: Frame, request_id: str = "r", checksum: bool = True) -> Unsent
 def encode(frame: Frame, request_id: str, checksum: bool = True) -> bytes:
     header = unsent(frame, request_id, checksum).header(frame.payload)
     return header + bytes(frame.payload)
+
+
+def verify(frame: Frame, checksum: int, request_id: str) -> None:
+    digest = Digest(frame, request_id)
+    digest.payload(frame.payload)
+    digest.require(checksum)
 
 
 def whole(data: Buffer, elsewhere: SharedRows | None) -> bytes:
