@@ -219,6 +219,7 @@ class Decode:
         def verify_and_copy() -> None:
             digest = Digest(frame, request.request_id)
             if not self._config.checksum:
+                digest.place(frame.payload)
                 digest.require(checksum)
             write_frame(executor.runner, frame, slots, checksum, digest if self._config.checksum else None)
 

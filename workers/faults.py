@@ -108,9 +108,6 @@ class FaultyReceiver:
 
     async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
         self._faults.reach("frame")
-        if elsewhere is not None:
-            # What is damaged here is not to be the sender's pool.
-            data = bytes(data) + bytes(elsewhere)
         fault = self._faults.to_frame()
         match fault and fault.fault:
             case "drop_frame":
@@ -123,12 +120,13 @@ class FaultyReceiver:
                 assert fault is not None
                 await self._wait_to_be_overtaken(fault.delay_s)
             case "duplicate_frame":
-                await self._receiver.receive(data)
+                await self._receiver.receive(data, elsewhere)
             case "truncate_frame":
-                data = self._faults.truncated(data)
+                data, elsewhere = self._faults.truncated(_whole(data, elsewhere)), None
             case "corrupt_frame":
-                data = self._faults.damaged(data)
-        await self._receiver.receive(data)
+                damaged = self._faults.damaged(_whole(data, elsewhere))
+                data, elsewhere = _parts(damaged, elsewhere)
+        await self._receiver.receive(data, elsewhere)
         self._overtaken.set()
 
     async def _wait_to_be_overtaken(self, timeout_s: float) -> None:
@@ -139,6 +137,19 @@ class FaultyReceiver:
                 await self._overtaken.wait()
         except TimeoutError:
             pass
+
+
+def _whole(data: Buffer, elsewhere: SharedRows | None) -> bytes:
+    """A copy of the frame: what is damaged here is not to be the sender's pool."""
+    return bytes(data) + (b"" if elsewhere is None else bytes(elsewhere))
+
+
+def _parts(whole: bytes, elsewhere: SharedRows | None) -> tuple[bytes, SharedRows | None]:
+    """The copy as its receiver gets it: where the payload was elsewhere, it is in memory of its own now."""
+    if elsewhere is None:
+        return whole, None
+    begin = len(whole) - len(elsewhere)
+    return whole[:begin], elsewhere.in_order(memoryview(whole)[begin:])
 
 
 class FaultyWorkerService(WorkerService):

@@ -67,6 +67,36 @@ FRAMES = (
         ("tests/workers/engine/test_kv_pool.py::test_rows_outside_the_memory_that_is_shared_are_refused",),
     ),
     Mutant(
+        "without a checksum of payloads it is still certain where they lie",
+        "B8",
+        "workers/decode.py",
+        "                digest.place(frame.payload)\n                digest.require(checksum)",
+        "                pass",
+        (
+            f"{CHECKSUM_TESTS}::test_without_a_checksum_of_payloads_every_byte_of_a_header_still_counts",
+            f"{CHECKSUM_TESTS}::test_without_a_checksum_of_payloads_a_damaged_place_is_refused",
+        ),
+    ),
+    Mutant(
+        "nothing that another container has in place of a segment is waited for",
+        "D5",
+        "workers/kv_transfer/segment.py",
+        " | os.O_NONBLOCK | os.O_NOCTTY",
+        "",
+        (
+            "tests/workers/kv_transfer/test_shm.py"
+            "::test_what_another_process_has_in_place_of_a_segment_is_not_waited_for",
+        ),
+    ),
+    Mutant(
+        "a dead worker's pool is unmapped beside the loop",
+        "D3",
+        "workers/kv_transfer/segment.py",
+        'threading.Thread(target=[self._mapped.pop(token) for token in dead].clear, name="unmap").start()',
+        "[self._mapped.pop(token) for token in dead].clear()",
+        ("tests/workers/kv_transfer/test_shm.py::test_the_memory_of_a_dead_process_goes_on_a_thread_of_its_own",),
+    ),
+    Mutant(
         "what was packed and never sent leaves no file open",
         "A10",
         "workers/kv_transfer/segment.py",

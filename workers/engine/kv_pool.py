@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from workers.kv_transfer.segment import Segment
 from workers.kv_transfer.shared_rows import SharedRows, flat_rows, split_rows
 from workers.kv_transfer.slots import Slots
 from workers.layers.kv_codec import POOL_DTYPES, cast, pool_width
+
+logger = logging.getLogger(__name__)
 
 
 class KVPool:
@@ -41,11 +44,11 @@ class KVPool:
             return
         num_bytes = self._num_slots * layout.token_bytes
         _require_memory(num_bytes)
-        # Unlike torch.zeros, which would touch all of it now.
-        self._memory = aligned_zeros(num_bytes)
         if shared and num_bytes:
-            self._segment = Segment(num_bytes)
-            self._memory = np.frombuffer(self._segment.memory, np.uint8)
+            self._segment = _segment(num_bytes)
+        # Unlike torch.zeros, which would touch all of it now.
+        segment = self._segment
+        self._memory = np.frombuffer(segment.memory, np.uint8) if segment else aligned_zeros(num_bytes)
         self.tensor = torch.from_numpy(self._memory).view(dtype).view(shape)
 
     @torch.inference_mode()
@@ -155,6 +158,15 @@ def require_size(payload: Buffer | SharedRows, layout: KVLayout, num_layers: int
     received = len(payload) if isinstance(payload, SharedRows) else memoryview(payload).nbytes
     if received != wanted:
         raise FrameError(f"KV of {num_tokens} tokens and {num_layers} layers is {wanted} bytes, not {received}")
+
+
+def _segment(num_bytes: int) -> Segment | None:
+    """None where there is no such memory, and others get copies: who forces shm is told by its transport."""
+    try:
+        return Segment(num_bytes)
+    except (AttributeError, OSError) as error:
+        logger.warning("the KV pool is not in memory that others can read (%s): what is sent is copied first", error)
+        return None
 
 
 def _require_memory(num_bytes: int) -> None:

@@ -2,7 +2,7 @@
 
 On the wire, little-endian: header | payload, where the payload is [layers, 2 (K, V), tokens, num_kv_heads, head_dim]
 in the layout's dtype, and the header ends with xxh3_64 over (request id, the header before it, payload). Where
-`transfer.checksum` is false the payload is left out of it.
+`transfer.checksum` is false it is over where the payload lies, not over the payload.
 """
 
 from __future__ import annotations
@@ -120,6 +120,11 @@ class Digest:
         for piece in payload.pieces() if isinstance(payload, SharedRows) else (payload,):
             self.see(piece)
 
+    def place(self, payload: Payload) -> None:
+        """In place of its payload: where that lies, if not behind the header."""
+        if isinstance(payload, SharedRows):
+            self.see(payload.encode())
+
     @property
     def value(self) -> int:
         return self._hash.intdigest()
@@ -139,6 +144,8 @@ def _header(frame: Frame, request_id: str, with_payload: bool) -> bytes:
     digest = Digest(frame, request_id)
     if with_payload:
         digest.payload(frame.payload)
+    else:
+        digest.place(frame.payload)
     return _fields(frame) + _CHECKSUM.pack(digest.value)
 
 

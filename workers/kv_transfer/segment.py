@@ -10,6 +10,7 @@ import mmap
 import os
 import secrets
 import struct
+import threading
 import weakref
 from collections import OrderedDict
 
@@ -75,15 +76,17 @@ class Mappings:
         return self._mapped[token][1][_HEAD_BYTES : _HEAD_BYTES + num_bytes]
 
     def _forget_the_dead(self) -> None:
-        """Memory goes with the last process that has it mapped."""
-        for token, (pid, _) in list(self._mapped.items()):
-            if not os.path.exists(f"/proc/{pid}"):
-                del self._mapped[token]
+        """Memory goes with the last process that has it mapped: on a thread, since that takes 0.2 s a GiB."""
+        dead = [token for token, (pid, _) in self._mapped.items() if not os.path.exists(f"/proc/{pid}")]
+        if dead:
+            threading.Thread(target=[self._mapped.pop(token) for token in dead].clear, name="unmap").start()
 
 
 def _map(pid: int, fd: int, token: bytes) -> memoryview:
+    # In another container it may be anything: a pipe that would be waited for, or a terminal.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
-        own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        own = os.open(f"/proc/{pid}/fd/{fd}", flags)
         try:
             whole = memoryview(mmap.mmap(own, 0, access=mmap.ACCESS_READ))
         finally:

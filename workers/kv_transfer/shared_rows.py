@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -54,6 +54,11 @@ class SharedRows:
     def __bytes__(self) -> bytes:
         """The payload."""
         return b"".join(bytes(piece) for piece in self.pieces())
+
+    def in_order(self, payload: memoryview) -> SharedRows:
+        """The same rows in `payload`, one behind the other."""
+        num_rows = len(self.index)
+        return replace(self, memory=payload, first_plane=0, plane_rows=num_rows, index=np.arange(num_rows))
 
     def encode(self) -> bytes:
         shape = _SHAPE.pack(self.first_plane, self.num_planes, self.plane_rows, self.row_bytes, self.row_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import replace
 
@@ -121,6 +122,19 @@ def test_what_is_pulled_out_of_another_pool_is_what_would_be_read_there(dtype, t
 
 def test_a_pool_of_its_own_memory_is_nowhere_to_be_read_by_others():
     assert make_pool("float32", seed=1).locate([0, 1], 0, 1) is None
+
+
+def test_a_pool_is_there_where_no_memory_can_be_shared(monkeypatch, caplog):
+    def no_memfd(name: str, flags: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "memfd_create", no_memfd)
+    pool = shared_pool("float32", 4, seed=1)
+    assert pool.locate([0, 1], 0, 1) is None
+    assert "Function not implemented" in caplog.text
+    room = bytearray(2 * pool._layout.token_bytes)
+    pool.read([0, 1], 0, LAYERS, memoryview(room))
+    assert room == bytes_of(pool)[:, :, [0, 1]].tobytes()
 
 
 def test_kv_of_another_shape_is_not_pulled():

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cluster.sim.loop import run
@@ -20,6 +21,7 @@ from workers.kv_transfer.base import KVSender, Transport
 from workers.kv_transfer.frame import HEADER_BYTES, Buffer
 from workers.kv_transfer.grpc import GrpcTransport
 from workers.kv_transfer.local import LocalTransport
+from workers.kv_transfer.segment import PLACE_BYTES
 from workers.kv_transfer.shared_rows import SharedRows
 from workers.kv_transfer.shm import ShmTransport
 
@@ -88,6 +90,25 @@ def test_without_a_checksum_of_payloads_every_byte_of_a_header_still_counts():
         with pytest.raises(FrameError, match="checksum mismatch"):
             await stage.decode.receive(encode(frame, "another request", checksum=False))
         await stage.decode.receive(data)
+        stage.commit(grant, [frame])
+        stage.engine.abort("r")
+
+    on_stage(script, transfer=OFF)
+
+
+def test_without_a_checksum_of_payloads_a_damaged_place_is_refused():
+    async def script(stage: Stage) -> None:
+        request, grant = stage.reserve(4)
+        frame = frame_of(request, grant, (0, NUM_LAYERS), (0, 4))
+        payload, num_rows = bytes(frame.payload), 2 * NUM_LAYERS
+        true = SharedRows(
+            bytes(PLACE_BYTES), memoryview(payload), 0, 1, num_rows, len(payload) // num_rows, 4, np.arange(num_rows)
+        )
+        header = unsent(frame, checksum=False).header(true)
+        damaged = replace(true, index=np.array([0, 1, 2, 3, 5, 5]))
+        with pytest.raises(FrameError, match="checksum mismatch"):
+            await stage.decode.receive(header, damaged)
+        await stage.decode.receive(header, true)
         stage.commit(grant, [frame])
         stage.engine.abort("r")
 

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from cluster.sim.loop import run
 from tests.factories import make_config
 from tests.fake_model import HashRunner
+from workers.config import FrameFault
 from workers.engine.kv_pool import KVPool
 from workers.errors import FrameError
-from workers.kv_transfer.frame import Digest, Frame, UnsentFrame, decode
+from workers.faults import Faults, FaultyReceiver
+from workers.kv_transfer.frame import Buffer, Digest, Frame, UnsentFrame, decode
 from workers.kv_transfer.incoming import write_frame
 from workers.kv_transfer.segment import Mappings
 from workers.kv_transfer.shared_rows import SharedRows
@@ -40,7 +43,11 @@ def sent_by(runner: PooledRunner, checksum: bool = True) -> tuple[bytes, bytes]:
 
 def take(runner: HashRunner, header: bytes, place: bytes, checksum: bool = True) -> None:
     frame, claimed = decode(header, SharedRows.decode(place, Mappings()))
-    write_frame(runner, frame, SLOTS, claimed, Digest(frame, "r") if checksum else None)
+    digest = Digest(frame, "r")
+    if not checksum:
+        digest.place(frame.payload)
+        digest.require(claimed)
+    write_frame(runner, frame, SLOTS, claimed, digest if checksum else None)
 
 
 def filled() -> PooledRunner:
@@ -73,3 +80,41 @@ def test_a_header_of_another_frame_is_refused():
     other.pool[:] += 1
     with pytest.raises(FrameError, match="checksum mismatch"):
         take(PooledRunner(), sent_by(other)[0], sent_by(sender)[1])
+
+
+def test_without_a_checksum_of_payloads_every_bit_that_tells_where_they_lie_still_counts():
+    sender, receiver = filled(), PooledRunner()
+    header, place = sent_by(sender, checksum=False)
+    for bit in range(8 * len(place)):
+        damaged = bytearray(place)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(FrameError):
+            take(receiver, header, bytes(damaged), checksum=False)
+    assert not receiver.pool.any()
+
+
+def test_an_injected_fault_damages_what_is_pulled_and_not_the_senders_pool():
+    sender = filled()
+    before = sender.pool.copy()
+    header, place = sent_by(sender)
+    rows = SharedRows.decode(place, Mappings())
+    came: list[bytes] = []
+
+    class Receiver:
+        async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+            assert elsewhere is not None
+            came.append(bytes(elsewhere))
+            frame, claimed = decode(data, elsewhere)
+            write_frame(PooledRunner(), frame, SLOTS, claimed, Digest(frame, "r"))
+
+    async def main() -> None:
+        receiver = FaultyReceiver(Receiver(), Faults([FrameFault(fault="corrupt_frame", count=20)], "d0"))
+        for _ in range(20):
+            with pytest.raises(FrameError):
+                await receiver.receive(header, rows)
+        await receiver.receive(header, rows)
+
+    run(main())
+    assert len([payload for payload in came if payload != bytes(rows)]) > 10
+    assert came[-1] == bytes(rows)
+    assert (sender.pool == before).all()

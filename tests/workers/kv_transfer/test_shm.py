@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import struct
 import subprocess
 import sys
+import threading
+import weakref
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
@@ -69,6 +73,31 @@ def test_a_descriptor_that_is_another_segment_now_is_not_taken_for_the_old_one()
     with pytest.raises(FrameError, match="not the segment"):
         Mappings().memory(place)
     new.close()
+
+
+def test_the_memory_of_a_dead_process_goes_on_a_thread_of_its_own():
+    mappings, ended_on = Mappings(), Queue[str]()
+    with sending_process() as (place, process):
+        whole = mappings.memory(place).obj
+        weakref.finalize(whole, lambda: ended_on.put(threading.current_thread().name))
+        del whole
+        process.kill()
+        process.wait()
+    segment = Segment(1)
+    mappings.memory(segment.place)
+    assert ended_on.get(timeout=10) == "unmap"
+    segment.close()
+
+
+@pytest.mark.timeout(10)
+def test_what_another_process_has_in_place_of_a_segment_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    # To open it to read is to wait for who writes.
+    place = struct.pack("<II16sQ", os.getpid(), reader, bytes(16), 1)
+    with pytest.raises(FrameError, match="cannot be read here"):
+        Mappings().memory(place)
+    os.close(reader)
 
 
 def test_memory_that_the_receiver_may_still_read_is_never_written_again():
