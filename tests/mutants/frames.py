@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+SHM_TESTS = "tests/workers/kv_transfer/test_shm.py"
 CHECKSUM_TESTS = "tests/workers/kv_transfer/test_checksum.py"
 
 FRAMES = (
@@ -92,9 +93,17 @@ FRAMES = (
         "a dead worker's pool is unmapped beside the loop",
         "D3",
         "workers/kv_transfer/segment.py",
-        'threading.Thread(target=[self._mapped.pop(token) for token in dead].clear, name="unmap").start()',
-        "[self._mapped.pop(token) for token in dead].clear()",
-        ("tests/workers/kv_transfer/test_shm.py::test_the_memory_of_a_dead_process_goes_on_a_thread_of_its_own",),
+        'threading.Thread(target=[self._mapped.pop(token) for token in its].clear, name="unmap").start()',
+        "[self._mapped.pop(token) for token in its].clear()",
+        (f"{SHM_TESTS}::test_the_memory_of_a_process_goes_when_it_dies_on_a_thread_of_its_own",),
+    ),
+    Mutant(
+        "nobody keeps the pool of a worker that died",
+        "A10",
+        "workers/kv_transfer/segment.py",
+        "    loop.add_reader(life, ended)",
+        "    os.close(life)",
+        (f"{SHM_TESTS}::test_the_memory_of_a_process_goes_when_it_dies_on_a_thread_of_its_own",),
     ),
     Mutant(
         "what was packed and never sent leaves no file open",

@@ -6,6 +6,7 @@ It is a memfd: it has no name that could leak, and goes with the last process th
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 import secrets
@@ -13,6 +14,7 @@ import struct
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 
 from workers.errors import FrameError
 
@@ -56,7 +58,9 @@ class Segment:
 class Mappings:
     """Segments of other processes, mapped to be read."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_process: Callable[[int], None] = lambda pid: None) -> None:
+        """`on_process` is told of a process when memory of it is mapped that had none."""
+        self._on_process = on_process
         # By token, with the process that it is of.
         self._mapped: OrderedDict[bytes, tuple[int, memoryview]] = OrderedDict()
 
@@ -67,19 +71,42 @@ class Mappings:
         except struct.error as error:
             raise FrameError(f"not the place of shared memory: {error}") from error
         if token not in self._mapped:
-            self._forget_the_dead()
+            is_new = all(owner != pid for owner, _ in self._mapped.values())
             self._mapped[token] = pid, _map(pid, fd, token)
+            if is_new:
+                self._on_process(pid)
         self._mapped.move_to_end(token)
         if len(self._mapped) > _MAX_MAPPINGS:
             # Unmapped once the last view into it is gone.
             self._mapped.popitem(last=False)
         return self._mapped[token][1][_HEAD_BYTES : _HEAD_BYTES + num_bytes]
 
-    def _forget_the_dead(self) -> None:
+    def forget(self, pid: int) -> None:
         """Memory goes with the last process that has it mapped: on a thread, since that takes 0.2 s a GiB."""
-        dead = [token for token, (pid, _) in self._mapped.items() if not os.path.exists(f"/proc/{pid}")]
-        if dead:
-            threading.Thread(target=[self._mapped.pop(token) for token in dead].clear, name="unmap").start()
+        its = [token for token, (owner, _) in self._mapped.items() if owner == pid]
+        if its:
+            threading.Thread(target=[self._mapped.pop(token) for token in its].clear, name="unmap").start()
+
+
+def when_ended(pid: int, call: Callable[[], None]) -> None:
+    """Call it on the running loop once that process is gone, where the kernel tells; never of this process itself."""
+    if pid == os.getpid():
+        return None
+    try:
+        life = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return call()
+    except (AttributeError, OSError):
+        return None
+    loop = asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(life)
+        os.close(life)
+        call()
+
+    loop.add_reader(life, ended)
+    return None
 
 
 def _map(pid: int, fd: int, token: bytes) -> memoryview:

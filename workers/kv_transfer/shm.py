@@ -19,7 +19,7 @@ import numpy as np
 from workers.errors import ConfigError, FrameError, StaleGrantError
 from workers.kv_transfer.base import KVReceiver
 from workers.kv_transfer.frame import HEADER_BYTES, UnsentFrame
-from workers.kv_transfer.segment import Mappings, Segment
+from workers.kv_transfer.segment import Mappings, Segment, when_ended
 from workers.kv_transfer.shared_rows import SharedRows
 from workers.rpc import Network, add_bytes_method, call
 
@@ -101,7 +101,8 @@ class ShmTransport:
     def __init__(self, network: Network) -> None:
         """Raises ConfigError where processes cannot share memory so."""
         self._network = network
-        self._mappings = Mappings()
+        # The memory of one that died is not kept for it.
+        self._mappings = Mappings(lambda pid: when_ended(pid, lambda: self._mappings.forget(pid)))
         try:
             self._probe = Segment(1)
             Mappings().memory(self._probe.place)

@@ -21,7 +21,7 @@ from cluster.sim.network import SimNetwork
 from tests.workers.kv_transfer.unsent import unsent
 from workers.errors import DeadlineError, FrameError
 from workers.kv_transfer.frame import Buffer, Frame, decode
-from workers.kv_transfer.segment import Mappings, Segment
+from workers.kv_transfer.segment import Mappings, Segment, when_ended
 from workers.kv_transfer.shared_rows import SharedRows
 from workers.kv_transfer.shm import ShmTransport
 
@@ -75,18 +75,35 @@ def test_a_descriptor_that_is_another_segment_now_is_not_taken_for_the_old_one()
     new.close()
 
 
-def test_the_memory_of_a_dead_process_goes_on_a_thread_of_its_own():
-    mappings, ended_on = Mappings(), Queue[str]()
-    with sending_process() as (place, process):
-        whole = mappings.memory(place).obj
-        weakref.finalize(whole, lambda: ended_on.put(threading.current_thread().name))
-        del whole
+def test_the_memory_of_a_process_goes_when_it_dies_on_a_thread_of_its_own():
+    ended_on = Queue[str]()
+
+    async def main() -> None:
+        transport = ShmTransport(SimNetwork().host())
+        with sending_process() as (place, process):
+            whole = transport._mappings.memory(place).obj
+            weakref.finalize(whole, lambda: ended_on.put(threading.current_thread().name))
+            del whole
+            await asyncio.sleep(0.1)
+            assert ended_on.empty()
+            process.kill()
+            process.wait()
+        assert await asyncio.to_thread(ended_on.get, timeout=10) == "unmap"
+
+    asyncio.run(main())
+
+
+def test_who_is_gone_already_is_told_of_at_once():
+    told: list[int] = []
+    with sending_process() as (_, process):
         process.kill()
         process.wait()
-    segment = Segment(1)
-    mappings.memory(segment.place)
-    assert ended_on.get(timeout=10) == "unmap"
-    segment.close()
+
+    async def main() -> None:
+        when_ended(process.pid, lambda: told.append(process.pid))
+
+    asyncio.run(main())
+    assert told == [process.pid]
 
 
 @pytest.mark.timeout(10)
