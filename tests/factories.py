@@ -108,9 +108,18 @@ def make_worker(
     return Worker(
         make_config(**settings),
         network=host,
-        make_executor=lambda config: SimExecutor(HashRunner(config, fingerprint), step_s, copy_s),
+        make_executor=lambda config: SimExecutor(_runner(config, fingerprint), step_s, copy_s),
         incarnation=incarnation,
     )
+
+
+def _runner(config: WorkerConfig, fingerprint: str) -> HashRunner:
+    if config.transfer.transport != "shm":
+        return HashRunner(config, fingerprint)
+    # It loads torch.
+    from tests.pooled_model import PooledRunner
+
+    return PooledRunner(config, fingerprint, share_pool=config.role == "prefill")
 
 
 def in_use(worker: Worker) -> dict[str, int]:

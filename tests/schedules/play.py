@@ -76,6 +76,7 @@ class _Play:
                 "lease_s": LEASE_S,
                 "rpc_timeout_s": 3.0,
                 "resume": "replicate" if schedule.replicates else "recompute",
+                "transport": "shm" if schedule.pulls else "grpc",
             },
         }
         async with sim_cluster(
@@ -92,7 +93,8 @@ class _Play:
 
     async def _happen(self, number: int, event: Event) -> None:
         if isinstance(event, Spoil):
-            self.cluster.network.fault(event.method, fault_of(event), answers=event.answers, skip=event.nth, count=1)
+            method = "PutShared" if event.method == "Put" and self.schedule.pulls else event.method
+            self.cluster.network.fault(method, fault_of(event), answers=event.answers, skip=event.nth, count=1)
             return
         await asyncio.sleep(event.at_s)
         if isinstance(event, Ask):

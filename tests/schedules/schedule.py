@@ -96,6 +96,8 @@ class Schedule:
     prefix_caching: bool = False
     # Whether the KV of running requests is copied to whom would decode in their worker's place.
     replicates: bool = False
+    # Whether KV goes by shared memory, the receiver reading the sender's pool.
+    pulls: bool = False
     # Of the latencies.
     seed: int = 0
 
@@ -114,6 +116,7 @@ def draw(seed: int) -> Schedule:
         num_blocks,
         prefix_caching,
         replicates=prefix_caching and rng.random() < 0.5,
+        pulls=rng.random() < 0.4,
         seed=seed,
     )
 

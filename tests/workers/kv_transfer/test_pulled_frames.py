@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from cluster.sim.loop import run
 from tests.factories import make_config
 from tests.fake_model import HashRunner
+from tests.pooled_model import PooledRunner
 from workers.config import FrameFault
-from workers.engine.kv_pool import KVPool
 from workers.errors import FrameError
 from workers.faults import Faults, FaultyReceiver
 from workers.kv_transfer.frame import Buffer, Digest, Frame, UnsentFrame, decode
@@ -22,19 +21,9 @@ CONFIG = make_config(num_gpu_blocks_override=8, max_model_len=32)
 SLOTS = [4, 5, 6, 7, 12, 13, 14, 15]
 
 
-class PooledRunner(HashRunner):
-    """Whose pool is a KVPool that others may read."""
-
-    def __init__(self) -> None:
-        super().__init__(CONFIG)
-        self._pool = KVPool(self.layout, self.num_blocks, torch.device("cpu"), shared=True)
-        self.host_pool = self._pool  # type: ignore[assignment]
-        self.pool = self._pool.tensor.numpy().view(np.uint32).reshape(self.pool.shape)
-
-
 def sent_by(runner: PooledRunner, checksum: bool = True) -> tuple[bytes, bytes]:
     """The header, and where the payload lies."""
-    rows = runner._pool.locate(SLOTS, 0, 3)
+    rows = runner.kv_pool.locate(SLOTS, 0, 3)
     assert rows is not None
     frame = Frame(1, "a" * 32, 0, 3, 0, len(SLOTS))
     unsent = UnsentFrame(frame, "r", len(rows), lambda room: None, checksum)
@@ -51,13 +40,13 @@ def take(runner: HashRunner, header: bytes, place: bytes, checksum: bool = True)
 
 
 def filled() -> PooledRunner:
-    runner = PooledRunner()
+    runner = PooledRunner(CONFIG)
     runner.pool[:] = np.arange(runner.pool.size).reshape(runner.pool.shape)
     return runner
 
 
 @pytest.mark.parametrize("checksum", [True, False])
-@pytest.mark.parametrize("into", [PooledRunner, lambda: HashRunner(CONFIG)])
+@pytest.mark.parametrize("into", [lambda: PooledRunner(CONFIG), lambda: HashRunner(CONFIG)])
 def test_kv_comes_as_it_is_whether_or_not_the_receivers_pool_is_at_hand(into, checksum):
     sender, receiver = filled(), into()
     take(receiver, *sent_by(sender, checksum), checksum)
@@ -66,7 +55,7 @@ def test_kv_comes_as_it_is_whether_or_not_the_receivers_pool_is_at_hand(into, ch
     assert not receiver.pool[:, :, others].any()
 
 
-@pytest.mark.parametrize("into", [PooledRunner, lambda: HashRunner(CONFIG)])
+@pytest.mark.parametrize("into", [lambda: PooledRunner(CONFIG), lambda: HashRunner(CONFIG)])
 def test_kv_that_changed_after_it_was_hashed_is_refused(into):
     sender = filled()
     header, place = sent_by(sender)
@@ -79,11 +68,11 @@ def test_a_header_of_another_frame_is_refused():
     sender, other = filled(), filled()
     other.pool[:] += 1
     with pytest.raises(FrameError, match="checksum mismatch"):
-        take(PooledRunner(), sent_by(other)[0], sent_by(sender)[1])
+        take(PooledRunner(CONFIG), sent_by(other)[0], sent_by(sender)[1])
 
 
 def test_without_a_checksum_of_payloads_every_bit_that_tells_where_they_lie_still_counts():
-    sender, receiver = filled(), PooledRunner()
+    sender, receiver = filled(), PooledRunner(CONFIG)
     header, place = sent_by(sender, checksum=False)
     for bit in range(8 * len(place)):
         damaged = bytearray(place)
@@ -105,7 +94,7 @@ def test_an_injected_fault_damages_what_is_pulled_and_not_the_senders_pool():
             assert elsewhere is not None
             came.append(bytes(elsewhere))
             frame, claimed = decode(data, elsewhere)
-            write_frame(PooledRunner(), frame, SLOTS, claimed, Digest(frame, "r"))
+            write_frame(PooledRunner(CONFIG), frame, SLOTS, claimed, Digest(frame, "r"))
 
     async def main() -> None:
         receiver = FaultyReceiver(Receiver(), Faults([FrameFault(fault="corrupt_frame", count=20)], "d0"))
