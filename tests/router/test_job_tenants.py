@@ -74,6 +74,29 @@ def test_uploads_may_be_larger_than_other_bodies(tmp_path):
     asyncio.run(run())
 
 
+def test_one_tenants_many_jobs_do_not_hold_up_anothers(tmp_path):
+    async def run() -> None:
+        path, keys = key_file(tmp_path, big={}, small={})
+        router = EchoRouter()
+        async with serving_jobs(router, jobs_config(tmp_path, max_in_flight=4), api_keys=str(path)) as served:
+            target = f"127.0.0.1:{served.server.grpc_port}"
+            async with AsyncClient(target, api_key=keys["big"]) as big, AsyncClient(target, api_key=keys["small"]) as b:
+                for at in range(20):
+                    await big.submit([f"one {at}"])
+                await until(lambda: router.num_running == 4)
+                job = await b.submit(["two", "three"])
+                for _ in range(22):
+                    router.permits.release()
+                await until(lambda: len(router.calls) == 22)
+                assert len(await job) == 2
+        order = [terms.tenant for terms in router.terms]
+        # Two of four that had begun end, and both are at work.
+        assert order.index("small") <= 8
+        assert order[:12].count("small") == 2
+
+    asyncio.run(run())
+
+
 def test_a_job_is_not_held_to_the_slo_of_requests_that_somebody_waits_for(tmp_path):
     """Which would refuse its prompts for as long as there are such requests, or for ever those that are too long."""
 
