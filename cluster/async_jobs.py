@@ -15,7 +15,7 @@ from cluster.job_records import JobInfo, JobResult, JobStatus, info_from_pb, new
 from cluster.prompts import job_requests
 from cluster.records import Options, Prompt, Usage
 from protos import router_pb2 as pb
-from workers.request import Timeline
+from workers.timeline import Timeline
 
 _TIMEOUT_S = 30.0
 # A large job takes a while to be put down.

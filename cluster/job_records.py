@@ -9,7 +9,7 @@ from typing import Literal, cast
 from cluster.records import Completion, Usage, chunk_from_pb, completion_of
 from protos import router_pb2 as pb
 from workers.errors import BY_NAME, KVFerryError
-from workers.request import Timeline
+from workers.timeline import Timeline
 from workers.wire import timeline_from_pb
 
 JobStatus = Literal["running", "completed", "cancelled", "expired"]

@@ -19,7 +19,7 @@ from cluster.records import Options, Prompt, Usage
 from cluster.routers import Patience
 from protos import router_pb2 as pb
 from workers.errors import KVFerryError, UnavailableError
-from workers.request import Timeline
+from workers.timeline import Timeline
 
 _TIMEOUT_S = 30.0
 # A large job takes a while to be put down.

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import ray.util
 from cluster.actors import BEAT_S, RouterProcess, WorkerProcess
 from cluster.config import ClusterConfig, router_replicas, worker_configs
 from cluster.controller import Controller, Health
+from cluster.endpoints import Endpoints
 from cluster.gpus import gpu_share
 from cluster.guard import Guard
 from cluster.ports import require_listener
@@ -49,14 +49,6 @@ _OBJECT_STORE_BYTES = 80 << 20
 _MAX_TEMP_DIR = 24
 # Workers that serve must not run at low priority, as Ray's batch workers do.
 _RAY_CONFIG = {"worker_niceness": 0, "enable_metrics_collection": False}
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoints:
-    """Of all routers, with commas between."""
-
-    http: str
-    grpc: str
 
 
 class Cluster:
@@ -229,10 +221,9 @@ class Cluster:
 
     def _wire(self) -> Endpoints:
         """Load everything at once, then tell the routers where their workers are."""
-        names = [worker.name for worker in self._workers]
-        loading = {name: self._actors[name].start.remote() for name in names}
-        loaded = self._all({**loading, **{name: self._actors[name].prepare.remote() for name in self._routers}})
-        self._addresses = {name: loaded[name] for name in names}
+        loading = {worker.name: self._actors[worker.name].start.remote() for worker in self._workers}
+        loaded = self._all(loading | {name: self._actors[name].prepare.remote() for name in self._routers})
+        self._addresses = {name: loaded[name] for name in loading}
         roles = self._roles()
         endpoints = self._all({name: self._actors[name].start.remote(roles) for name in self._routers})
         # Ready is who can answer.
@@ -243,7 +234,7 @@ class Cluster:
         # Where it is now, another can take its place.
         for name, urls in endpoints.items():
             self._routers[name] = self._routers[name].at_ports(*(int(url.rpartition(":")[2]) for url in urls))
-        return Endpoints(*(",".join(endpoints[name][at] for name in self._routers) for at in range(2)))
+        return Endpoints.of([endpoints[name] for name in self._routers])
 
     def _roles(self) -> dict[str, Role]:
         """Of the workers, by their addresses."""

@@ -11,7 +11,8 @@ from typing import TypedDict
 from protos import router_pb2 as pb
 from protos import worker_pb2
 from workers.errors import InvalidRequestError
-from workers.request import FinishReason, Timeline, TokenLogprobs
+from workers.request import FinishReason, TokenLogprobs
+from workers.timeline import Timeline
 from workers.wire import logprobs_from_pb, reason_from_pb, timeline_from_pb
 
 # A string, token ids, or the messages of a chat, each {"role": ..., "content": ...}.

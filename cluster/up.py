@@ -22,7 +22,8 @@ from cluster.state import State, StateFolder
 from workers.errors import ConfigError, KVFerryError
 
 if TYPE_CHECKING:
-    from cluster.launch import Cluster, Endpoints
+    from cluster.endpoints import Endpoints
+    from cluster.launch import Cluster
 
 _POLL_S = 0.1
 _DOWN_TIMEOUT_S = 60.0
@@ -82,7 +83,7 @@ def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoint
 
 def _refuse_bad_jobs_url(config: ClusterConfig) -> None:
     """Here, where SQLAlchemy is; that the database is there is not needed."""
-    from router.job_database import check_url
+    from router.jobs.database import check_url
 
     if config.jobs.url is not None:
         check_url(config.jobs.url)

@@ -11,7 +11,8 @@ from router.stop_strings import StopStrings
 from router.tenants import Caller
 from workers.detokenizer import Detokenizer
 from workers.errors import BY_NAME, AbortedError, InvalidRequestError, KVFerryError
-from workers.request import NO_TERMS, FinishReason, SamplingParams, Terms, Timeline, TokenLogprobs, TokenOutput
+from workers.request import NO_TERMS, FinishReason, SamplingParams, Terms, TokenLogprobs, TokenOutput
+from workers.timeline import Timeline
 from workers.tokenizer import Tokenizer
 
 

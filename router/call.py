@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from router.traces import Trace, Try
 from router.worker_handle import WorkerHandle
 from workers.errors import FrameError, KVFerryError
-from workers.request import Request, Timeline, TokenOutput
+from workers.request import Request, TokenOutput
+from workers.timeline import Timeline
 
 
 @dataclass(slots=True, eq=False)

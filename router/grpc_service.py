@@ -11,7 +11,7 @@ import grpc.aio
 
 from protos import router_pb2, router_pb2_grpc
 from router.answer import TextChunk, TextOptions, TextRequest
-from router.job_tenant import calling_tenant
+from router.jobs.tenant import calling_tenant
 from router.structured import native_grammar
 from router.text import Prompt, TextService, new_request_id
 from router.traces import Traces

@@ -12,7 +12,8 @@ from prometheus_client.registry import Collector
 from protos import router_pb2
 from protos.worker_pb2 import WorkerStats
 from router.histogram import Histogram
-from workers.request import FinishReason, Timeline
+from workers.request import FinishReason
+from workers.timeline import Timeline
 
 _TTFT_BUCKETS_S = (
     0.001,

@@ -20,8 +20,8 @@ from protos import router_pb2, router_pb2_grpc
 from router.config import JobsConfig, RouterConfig
 from router.grpc_keys import KeyInterceptor
 from router.grpc_service import RouterService
-from router.http_patience import PatientProtocol
-from router.job_desk import JobDesk
+from router.http.patience import PatientProtocol
+from router.jobs.desk import JobDesk
 from router.openai.app import build_app
 from router.pool import WorkerPool
 from router.router import Router

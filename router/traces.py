@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from protos import router_pb2
 from workers.errors import NotFoundError
-from workers.request import Timeline, TokenOutput
+from workers.request import TokenOutput
+from workers.timeline import Timeline
 from workers.wire import timeline_to_pb
 
 RUNNING = "running"

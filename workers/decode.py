@@ -19,7 +19,8 @@ from workers.kv_transfer.incoming import write_frame
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.shared_rows import SharedRows
 from workers.kv_transfer.slots import slots_of
-from workers.request import Request, Timeline
+from workers.request import Request
+from workers.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 

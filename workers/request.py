@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from workers.errors import KVFerryError
+from workers.timeline import NO_TIME, Timeline
 
 
 class FinishReason(enum.StrEnum):
@@ -124,32 +125,6 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """Where a request's time went, in seconds. `transfer_s` overlaps `prefill_s`; `transfer_unhidden_s` does not."""
-
-    queued_s: float = 0.0
-    prefill_queued_s: float = 0.0
-    prefill_s: float = 0.0
-    transfer_s: float = 0.0
-    transfer_unhidden_s: float = 0.0
-    decode_queued_s: float = 0.0
-    decode_s: float = 0.0
-
-    def __add__(self, other: Timeline) -> Timeline:
-        return Timeline(*(getattr(self, name) + getattr(other, name) for name in Timeline.__slots__))
-
-    def __or__(self, later: Timeline) -> Timeline:
-        """What two who told of one try have told: each phase grows, so that the longer is the later."""
-        return Timeline(*(max(getattr(self, name), getattr(later, name)) for name in Timeline.__slots__))
-
-    @property
-    def total_s(self) -> float:
-        """From arrival to the last token. The transfer counts with the part of it that prefill did not hide."""
-        parts = (self.queued_s, self.prefill_queued_s, self.prefill_s, self.transfer_unhidden_s)
-        return sum(parts) + self.decode_queued_s + self.decode_s
-
-
 # Not frozen: to make a frozen one takes three times as long, and a router makes one for each token.
 @dataclass(slots=True)
 class TokenOutput:
@@ -218,7 +193,7 @@ class Request:
     first_token_s: float | None = None
     # Its KV came from another worker, which also sampled token 1; what that cost.
     handed_over: bool = False
-    hand_off: Timeline = Timeline()
+    hand_off: Timeline = NO_TIME
 
     @property
     def num_prompt_tokens(self) -> int:

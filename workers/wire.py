@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from protos import worker_pb2 as pb
-from workers.request import FinishReason, Request, SamplingParams, Timeline, TokenLogprobs, TokenOutput
+from workers.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
+from workers.timeline import Timeline
 
 _SCALAR_PARAMS = tuple(name for name in SamplingParams.__slots__ if name not in ("stop_token_ids", "logit_bias"))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import FastAPI
 
 from router.config import RouterConfig
-from router.http_answers import add_error_handlers
-from router.http_edge import add_edge
+from router.http.answers import add_error_handlers
+from router.http.edge import add_edge
 from router.openai.chat import add_chat_routes
 from router.openai.completions import add_completion_routes
 from router.openai.models import add_model_routes

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from router.answer import TextOptions
-from router.http_answers import read_json, wants_timeline
+from router.http.answers import read_json, wants_timeline
 from router.limits import check_num_logprobs
 from router.openai.chat_wire import ChatShape
 from router.openai.generation import Job, respond

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from router.answer import TextRequest
-from router.http_answers import read_json, wants_timeline
+from router.http.answers import read_json, wants_timeline
 from router.limits import check_best_of, check_num_answers
 from router.openai.generation import Job, respond
 from router.openai.logprobs import LogprobsWanted

@@ -11,12 +11,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
 from router.answer import TextChunk, TextRequest
-from router.http_answers import WatchedResponse, send_events
+from router.http.answers import WatchedResponse, send_events
 from router.merge import merge
 from router.openai.logprobs import NO_LOGPROBS, LogprobsWanted, Scribe, prompt_logprobs
 from router.openai.wire import DONE, Choice, CompletionShape, Extra, StreamUsage, counts, explained, usage
 from router.text import TextService
-from workers.request import FinishReason, Timeline, TokenLogprobs
+from workers.request import FinishReason, TokenLogprobs
+from workers.timeline import Timeline
 from workers.tokenizer import Tokenizer
 
 

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
-from router.http_answers import retry_headers
+from router.http.answers import retry_headers
 from router.text import TextService
 
 

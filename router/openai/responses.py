@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
 from router.answer import TextChunk, TextRequest
-from router.http_answers import WatchedResponse, read_json, send_events, wants_timeline
+from router.http.answers import WatchedResponse, read_json, send_events, wants_timeline
 from router.openai.chat import with_calls, with_marks
 from router.openai.logprobs import ChatScribe
 from router.openai.response_items import Event, ResponseItems, Status

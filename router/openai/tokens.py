@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse, Response
 
-from router.http_answers import read_json
+from router.http.answers import read_json
 from router.openai.chat import ChatBody
 from router.openai.schema import validated
 from router.text import Prompt, TextService

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from router.answer import TextChunk
 from router.openai.logprobs import ChatScribe, CompletionScribe
 from workers.errors import KVFerryError
-from workers.request import FinishReason, Timeline, TokenLogprobs
+from workers.request import FinishReason, TokenLogprobs
+from workers.timeline import Timeline
 
 DONE = b"data: [DONE]\n\n"
 # The end of every piece.

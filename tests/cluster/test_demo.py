@@ -11,7 +11,8 @@ from cluster.demo import Transcript, demo_config
 from cluster.render import timeline_table, work_table
 from protos.worker_pb2 import WorkerStats
 from tests.cluster.test_client import run
-from workers.request import FinishReason, Timeline
+from workers.request import FinishReason
+from workers.timeline import Timeline
 
 
 def printed(*objects: object) -> str:

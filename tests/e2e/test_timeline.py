@@ -10,7 +10,7 @@ import pytest
 
 from cluster.client import Client
 from tests.e2e.clusters import Running
-from workers.request import Timeline
+from workers.timeline import Timeline
 
 pytestmark = pytest.mark.ray
 

@@ -106,8 +106,8 @@ ABORTS = (
         'attempt_id = f"',
         'attempt_id = request.request_id or f"',
         (
-            f"{ROUTER_TESTS}::test_an_abort_of_an_earlier_attempt_that_comes_late_does_not_end_the_next",
-            f"{ROUTER_TESTS}::test_a_failure_of_an_earlier_attempt_that_is_heard_of_late_does_not_end_the_next",
+            "tests/router/test_router_aborts.py::test_an_abort_of_an_earlier_attempt_that_comes_late_does_not_end_the_next",
+            "tests/router/test_router_aborts.py::test_a_failure_of_an_earlier_attempt_that_is_heard_of_late_does_not_end_the_next",
         ),
     ),
     Mutant(

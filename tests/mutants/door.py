@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 ROUTER = "router/router.py"
 QUEUE = "router/queue.py"
-EDGE = "router/http_edge.py"
+EDGE = "router/http/edge.py"
 LEAVERS = "tests/router/test_early_leavers.py"
 FAILED = "tests/router/test_failed_generations.py"
 QUEUE_TESTS = "tests/router/test_queue.py"
@@ -19,7 +19,7 @@ DOOR = (
     Mutant(
         "a connection that is closed before token 1 ends its request",
         "A12",
-        "router/http_answers.py",
+        "router/http/answers.py",
         "await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)",
         "await asyncio.wait({answering})",
         ("tests/router/test_openai_server.py::test_a_client_that_goes_away_aborts_its_request_at_once",),
@@ -150,7 +150,7 @@ DOOR = (
     Mutant(
         "a head that does not come is not waited for",
         "",
-        "router/http_patience.py",
+        "router/http/patience.py",
         "self.loop.call_later(self._timeout_s, self.transport.close)",
         "self.loop.call_later(1e6, self.transport.close)",
         (f"{BAD}::test_a_head_that_does_not_come_is_not_waited_for",),
@@ -158,7 +158,7 @@ DOOR = (
     Mutant(
         "a client that reads nothing is not waited for",
         "",
-        "router/http_patience.py",
+        "router/http/patience.py",
         "self.loop.call_later(self._timeout_s, self.transport.abort)",
         "self.loop.call_later(1e6, self.transport.abort)",
         ("tests/router/test_slow_readers.py::test_a_client_that_reads_nothing_of_its_answer_is_gone_in_time",),

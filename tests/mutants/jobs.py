@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-QUEUE, STORE, DATABASE = "router/job_queue.py", "router/job_store.py", "router/job_database.py"
+QUEUE, STORE, DATABASE = "router/jobs/queue.py", "router/jobs/store.py", "router/jobs/database.py"
 QUEUE_TESTS, JOB_TESTS = "tests/router/test_job_queue.py", "tests/router/test_jobs.py"
 CLIENT_TESTS = "tests/cluster/test_client_jobs.py"
 
@@ -28,7 +28,7 @@ JOBS = (
     Mutant(
         "a job is not held to the SLO of requests that somebody waits for",
         "-",
-        "router/job_answers.py",
+        "router/jobs/answers.py",
         "request.slo.ttft_ms = request.slo.tpot_ms = JOB_SLO_MS",
         'request.ClearField("slo")',
         ("tests/router/test_job_tenants.py::test_a_job_is_not_held_to_the_slo_of_requests_that_somebody_waits_for",),
@@ -44,7 +44,7 @@ JOBS = (
     Mutant(
         "a cancelled job has no prompts left",
         "-",
-        "router/job_end.py",
+        "router/jobs/end.py",
         "session.execute(delete(PromptRow).where(PromptRow.job_key == row.key))",
         "session.flush()",
         (f"{QUEUE_TESTS}::test_a_cancelled_job_takes_no_more_answers[sqlite]",),
@@ -60,7 +60,7 @@ JOBS = (
     Mutant(
         "an answer after a crash has the id and the seed of the first try",
         "-",
-        "router/job_records.py",
+        "router/jobs/records.py",
         'return f"{self.job_id}.{self.index}"',
         'return f"{self.job_id}.{self.index}.{id(self)}"',
         (f"{JOB_TESTS}::test_the_next_router_goes_on_with_the_same_ids_and_seeds",),
@@ -68,7 +68,7 @@ JOBS = (
     Mutant(
         "jobs take no more than their part of a router",
         "-",
-        "router/jobs.py",
+        "router/jobs/runner.py",
         "room = self._config.max_in_flight - len(self._running)",
         "room = self._config.max_in_flight",
         (f"{JOB_TESTS}::test_no_more_prompts_are_at_work_than_may_be",),
@@ -76,7 +76,7 @@ JOBS = (
     Mutant(
         "requests that somebody waits for go before jobs",
         "-",
-        "router/jobs.py",
+        "router/jobs/runner.py",
         "JOB_PRIORITY = 100",
         "JOB_PRIORITY = 0",
         ("tests/router/test_job_tenants.py::test_a_request_that_somebody_waits_for_goes_before_a_job",),
@@ -84,7 +84,7 @@ JOBS = (
     Mutant(
         "what is the cluster's fault is tried again",
         "-",
-        "router/jobs.py",
+        "router/jobs/runner.py",
         "if isinstance(error, (UnavailableError, OverloadedError)):\n            return True",
         "if False:\n            return True",
         (f"{JOB_TESTS}::test_a_prompt_waits_for_workers_for_as_long_as_it_takes",),

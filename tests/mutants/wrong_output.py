@@ -65,7 +65,7 @@ WRONG_OUTPUT = (
         "if False:",
         (
             f"{DECODE_TESTS}::test_a_damaged_frame_is_refused_whatever_byte_it_is_and_the_true_one_is_still_welcome",
-            f"{ROUTER_TESTS}::test_a_damaged_frame_is_never_an_answer",
+            "tests/router/test_router_faults.py::test_a_damaged_frame_is_never_an_answer",
         ),
     ),
     Mutant(
@@ -145,7 +145,7 @@ WRONG_OUTPUT = (
         "router/call.py",
         "seen = have - output.index",
         "seen = 0",
-        (f"{ROUTER_TESTS}::test_outputs_sent_twice_reach_the_client_once",),
+        ("tests/router/test_router_faults.py::test_outputs_sent_twice_reach_the_client_once",),
     ),
     Mutant(
         "a token that is missing is asked for again",
@@ -153,7 +153,7 @@ WRONG_OUTPUT = (
         "router/call.py",
         "if output.index > have:",
         "if False:",
-        (f"{ROUTER_TESTS}::test_outputs_that_get_lost_are_missed_and_asked_for_again",),
+        ("tests/router/test_router_faults.py::test_outputs_that_get_lost_are_missed_and_asked_for_again",),
     ),
     Mutant(
         "a write whose grant ended meanwhile is no success",

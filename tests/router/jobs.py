@@ -20,7 +20,8 @@ from router.router import Router
 from router.server import RouterServer
 from tests.router.scripted import ScriptedRouter, StaticPool, smollm
 from tests.router.serving import MODEL
-from workers.request import NO_TERMS, FinishReason, SamplingParams, Terms, Timeline, TokenOutput
+from workers.request import NO_TERMS, FinishReason, SamplingParams, Terms, TokenOutput
+from workers.timeline import Timeline
 
 if TYPE_CHECKING:
     from protos.router_pb2_grpc import JobServiceAsyncStub

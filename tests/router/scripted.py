@@ -12,7 +12,8 @@ from router.text import TextService
 from router.traces import Traces
 from workers.errors import KVFerryError
 from workers.models.resolve import resolve_model
-from workers.request import NO_TERMS, FinishReason, SamplingParams, Terms, Timeline, TokenLogprobs, TokenOutput
+from workers.request import NO_TERMS, FinishReason, SamplingParams, Terms, TokenLogprobs, TokenOutput
+from workers.timeline import Timeline
 from workers.tokenizer import Tokenizer, load_tokenizer
 
 TIMELINE = Timeline(queued_s=0.5, prefill_s=0.25, decode_s=0.125)

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.job_database import Database
-from router.job_queue import JobQueue
-from router.job_records import Answer, Claim, NewJob, Used
-from router.job_store import JobStore
-from workers.request import Timeline
+from router.jobs.database import Database
+from router.jobs.queue import JobQueue
+from router.jobs.records import Answer, Claim, NewJob, Used
+from router.jobs.store import JobStore
+from workers.timeline import Timeline
 
 LEASE_S, TTL_S = 10.0, 100.0
 

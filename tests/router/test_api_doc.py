@@ -13,7 +13,7 @@ from router.openai.chat import ChatBody
 from router.openai.completions import CompletionBody
 from router.openai.responses_schema import ResponseBody
 from router.openai.schema import Body
-from tests.router.test_openai import OPENAPI
+from tests.router.openai_calls import OPENAPI
 
 DOC = Path(__file__).parents[2] / "docs/api.md"
 BODIES: dict[str, type[Body]] = {"completions": CompletionBody, "chat": ChatBody, "responses": ResponseBody}

@@ -12,7 +12,7 @@ from cluster.sim.loop import run
 from cluster.sim.network import corrupt, drop, duplicate
 from tests.factories import BLOCK_SIZE, GREEDY, SEEDED, prompt_of, sim_cluster
 from tests.fake_model import expected_choices, expected_tokens
-from tests.router.test_router import tokens_until
+from tests.router.simulated import tokens_until
 from workers.errors import InvalidRequestError, UnavailableError
 from workers.request import FinishReason
 

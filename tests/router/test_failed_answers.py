@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.router.openai_calls import HI, check_error, post
 from tests.router.scripted import ScriptedRouter, words
-from tests.router.test_openai import HI, check_error, post
 from workers.request import FinishReason
 
 PATHS: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from router.http_protocol import MAX_HEAD_BYTES
+from router.http.protocol import MAX_HEAD_BYTES
 from tests.router.scripted import ScriptedRouter, words
 from tests.router.serving import serving
 

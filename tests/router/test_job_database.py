@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from router.job_database import Database
+from router.jobs.database import Database
 from tests.router.shared_jobs import answer_of, job_of, shared
 from workers.errors import ConfigError, InvalidRequestError, NotFoundError, UnavailableError
 
@@ -52,7 +52,7 @@ def test_a_url_of_which_nothing_can_come_is_refused(url, says):
 
 
 def test_a_database_that_another_process_holds_is_said_to_be_locked(tmp_path, monkeypatch):
-    monkeypatch.setattr("router.job_database._LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("router.jobs.database._LOCK_TIMEOUT_S", 0.05)
 
     async def run() -> None:
         async with shared(f"sqlite:///{tmp_path}/jobs.sqlite") as at:

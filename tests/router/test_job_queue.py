@@ -6,10 +6,10 @@ import asyncio
 import random
 from collections import Counter
 
-from router.job_queue import JobQueue
-from router.job_records import JobStatus, NewJob, Used
+from router.jobs.queue import JobQueue
+from router.jobs.records import JobStatus, NewJob, Used
 from tests.router.shared_jobs import LEASE_S, TTL_S, answer_of, job_of, shared
-from workers.request import Timeline
+from workers.timeline import Timeline
 
 
 def test_two_routers_never_hold_the_same_prompt(url):

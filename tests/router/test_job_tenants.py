@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from cluster.client import AsyncClient
-from router.jobs import JOB_SLO_MS
+from router.jobs.runner import JOB_SLO_MS
 from router.text import seed_of
 from tests.router.jobs import EchoRouter, jobs_config, open_router, serving_jobs
 from tests.router.serving import until

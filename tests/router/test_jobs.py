@@ -19,7 +19,7 @@ from workers.rpc import error_from_rpc
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr("router.jobs._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("router.jobs.runner._FIRST_PAUSE_S", 0.01)
 
 
 def prompts_of(count: int) -> list[str]:

@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 
+from tests.router.openai_calls import HI, check_error, check_schema, events, post, usage_of
 from tests.router.scripted import HANG, ScriptedRouter, words
 from tests.router.serving import serving
-from tests.router.test_openai import HI, check_error, check_schema, events, post, usage_of
 
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 

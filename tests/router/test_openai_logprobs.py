@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.router.openai_calls import HI, check_error, check_schema, events, post, usage_of
 from tests.router.scripted import HANG, ScriptedRouter, scores_of, smollm, words
-from tests.router.test_openai import HI, check_error, check_schema, events, post, usage_of
 
 SAID = " one two 🤗!"
 IDS = smollm().encode(SAID)

@@ -14,9 +14,9 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from router.openai.app import build_app
+from tests.router.openai_calls import check_error
 from tests.router.scripted import TIMELINE, ScriptedRouter, StaticPool, smollm, text_service, words
 from tests.router.serving import serving
-from tests.router.test_openai import check_error
 from tests.router.test_openai_server import client
 from tests.router.test_openai_tools import CALL, says
 from workers.errors import UnavailableError

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.router.openai_calls import HI, call, check_error, events, post
 from tests.router.scripted import ScriptedRouter, smollm, words
-from tests.router.test_openai import HI, call, check_error, events, post
 
 
 def ask(path: str, body: dict[str, Any]) -> Any:

@@ -11,9 +11,9 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from router.openai.app import build_app
+from tests.router.openai_calls import HI, check_error, check_schema, events
 from tests.router.scripted import ScriptedRouter, StaticPool, smollm, text_service, words
 from tests.router.serving import serving
-from tests.router.test_openai import HI, check_error, check_schema, events
 from tests.router.test_openai_server import client
 from workers.config import ModelConfig
 from workers.request import FinishReason

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from cluster.sim.loop import run, virtual_loop
 from router.outputs import Outputs
 from workers.errors import DeadlineError, UnavailableError
-from workers.request import FinishReason, Timeline, TokenLogprobs, TokenOutput
+from workers.request import FinishReason, TokenLogprobs, TokenOutput
+from workers.timeline import Timeline
 
 SILENT = DeadlineError("no token")
 

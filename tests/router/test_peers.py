@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from router.openai.schema import NO_OPS
+from tests.router.openai_calls import OPENAPI, nullable
 from tests.router.scripted import ScriptedRouter, words
 from tests.router.serving import serving
-from tests.router.test_openai import OPENAPI, nullable
 from workers.config import ModelConfig
 from workers.request import FinishReason
 

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.sim.loop import run, virtual_loop
 from router.answer import TextChunk, TextOptions, TextRequest
-from router.http_answers import error_response
+from router.http.answers import error_response
 from router.text import TextService, seed_of
 from tests.factories import SimCluster, prompt_of, sim_cluster
 from tests.fake_model import VOCAB_SIZE

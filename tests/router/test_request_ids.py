@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.router.openai_calls import call
 from tests.router.scripted import TIMELINE, ScriptedRouter, words
 from tests.router.serving import serving
-from tests.router.test_openai import call
 from tests.router.test_openai_server import client
 from workers.errors import ConflictError, OverloadedError, UnavailableError
 

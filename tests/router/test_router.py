@@ -14,31 +14,14 @@ import grpc
 import pytest
 
 from cluster.sim.loop import run, virtual_loop
-from cluster.sim.network import corrupt, delay, drop, duplicate
 from cluster.sim.rpc import Status
-from tests.factories import BLOCK_SIZE, GREEDY, LEASE_S, SEEDED, SimCluster, prompt_of, sim_cluster, tokens_of
+from tests.factories import BLOCK_SIZE, GREEDY, LEASE_S, SEEDED, prompt_of, sim_cluster, tokens_of
 from tests.fake_model import EOS, expected, expected_tokens
-from workers.backoff import pause_s
-from workers.errors import FrameError, InvalidRequestError, StaleGrantError, UnavailableError
-from workers.request import FinishReason, SamplingParams, TokenOutput
+from tests.router.simulated import LONG, PLACES, ask, tokens_until
+from workers.errors import InvalidRequestError, UnavailableError
+from workers.request import FinishReason, TokenOutput
 
 LENGTHS = [1, 2, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 15, 16, 17, 31, 32, 33, 90]
-LONG = replace(GREEDY, max_tokens=60)
-PLACES = {"1P1D": (1, 1, 0), "2P3D": (2, 3, 0), "colocated": (0, 0, 1)}
-
-
-def ask(cluster: SimCluster, length: int, params: SamplingParams = LONG, name: str = "") -> asyncio.Task[list[int]]:
-    name = name or f"r{length}"
-    return asyncio.create_task(cluster.ask(prompt_of(length), params, name), name=name)
-
-
-async def tokens_until(cluster: SimCluster, count: int) -> str:
-    """Wait until a request that was asked for has so many tokens; the decode worker it is on."""
-    while True:
-        for name, worker in cluster.alive().items():
-            if any(r.num_output_tokens >= count for r in worker.engine.sequences() if r.handed_over):
-                return name
-        await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -184,110 +167,6 @@ def test_when_all_tries_are_spent_the_error_is_typed():
             await cluster.kill("p0")
             with pytest.raises(UnavailableError, match="no prefill and no decode worker answers"):
                 await asking
-
-    run(main())
-
-
-@pytest.mark.parametrize("at", [0, 4, 20, 35, 60, -1])
-def test_a_damaged_frame_is_never_an_answer(at):
-    async def main() -> None:
-        async with sim_cluster() as cluster:
-            once = cluster.network.fault("Put", corrupt(at), skip=3, count=1)
-            assert await cluster.ask(prompt_of(60), LONG) == expected_tokens(prompt_of(60), LONG)
-            assert once.num_seen > 4
-            cluster.network.fault("Put", corrupt(at))
-            with pytest.raises((FrameError, StaleGrantError)):
-                await cluster.ask(prompt_of(60), LONG)
-
-    run(main())
-
-
-@pytest.mark.parametrize("method", ["Put", "Commit", "Reserve", "Prefill", "Abort", "Renew", "GetStats"])
-@pytest.mark.parametrize("answers", [False, True])
-@pytest.mark.parametrize("fault", [drop, duplicate, delay(3.0)], ids=["lost", "twice", "late"])
-def test_a_message_lost_late_or_sent_twice_changes_no_answer(method, answers, fault):
-    """Whatever the fault does not reach ends by its deadline or lease."""
-
-    async def main() -> None:
-        settings = {"rpc_timeout_s": 2.0, "lease_s": 5.0}
-        router = {"rpc_timeout_s": 2.0, "token_timeout_s": 8.0}
-        async with sim_cluster(1, 2, router=router, idle_within_s=20.0, transfer=settings) as cluster:
-            cluster.network.fault(method, fault, answers=answers, skip=1, count=1)
-            tasks = [ask(cluster, length, replace(SEEDED, max_tokens=20)) for length in (6, 30, 50)]
-            wanted = [expected_tokens(prompt_of(n), replace(SEEDED, max_tokens=20)) for n in (6, 30, 50)]
-            assert await asyncio.gather(*tasks) == wanted
-
-    run(main())
-
-
-def test_outputs_sent_twice_reach_the_client_once():
-    async def main() -> None:
-        async with sim_cluster() as cluster:
-            cluster.network.fault("StreamOutputs", duplicate, answers=True)
-            assert await cluster.ask(prompt_of(20), LONG) == expected_tokens(prompt_of(20), LONG)
-
-    run(main())
-
-
-def test_outputs_that_get_lost_are_missed_and_asked_for_again():
-    async def main() -> None:
-        async with sim_cluster() as cluster:
-            cluster.network.fault("StreamOutputs", drop, answers=True, skip=5, count=1)
-            assert await cluster.ask(prompt_of(20), LONG) == expected_tokens(prompt_of(20), LONG)
-
-    run(main())
-
-
-@pytest.mark.parametrize("after_s", [0.0, 0.0005, 0.001, 0.003, 0.007, 0.012, 0.02, 0.05, 0.1, 0.2, 0.3])
-@pytest.mark.parametrize("place", PLACES)
-def test_a_client_that_goes_away_at_any_moment_frees_both_sides_at_once(after_s, place):
-    async def main() -> None:
-        async with sim_cluster(*PLACES[place]) as cluster:
-            tasks = [ask(cluster, length, LONG, f"r{length}") for length in (20, 60)]
-            await asyncio.sleep(after_s)
-            tasks[0].cancel()
-            assert await tasks[1] == expected_tokens(prompt_of(60), LONG)
-            with pytest.raises(asyncio.CancelledError):
-                await tasks[0]
-
-    run(main())
-
-
-@pytest.mark.parametrize("count", [1, 2, 10])
-def test_closing_the_stream_between_two_tokens_aborts_the_request(count):
-    async def main() -> None:
-        async with sim_cluster() as cluster:
-            async with aclosing(cluster.router.generate(prompt_of(20), LONG, "r")) as stream:
-                async for output in stream:
-                    if output.index + 1 == count:
-                        break
-            await asyncio.sleep(0.05)
-            assert cluster.busy() == {}
-
-    run(main())
-
-
-def test_an_abort_of_an_earlier_attempt_that_comes_late_does_not_end_the_next():
-    async def main() -> None:
-        async with sim_cluster(router={"token_timeout_s": 30.0}) as cluster:
-            cluster.network.fault("Abort", delay(0.3))
-            cluster.network.fault("Put", corrupt(-1), count=1)
-            began = virtual_loop().time()
-            assert await cluster.ask(prompt_of(20), LONG) == expected_tokens(prompt_of(20), LONG)
-            assert virtual_loop().time() - began < 5.0
-
-    run(main())
-
-
-def test_a_failure_of_an_earlier_attempt_that_is_heard_of_late_does_not_end_the_next():
-    async def main() -> None:
-        async with sim_cluster(router={"max_attempts": 2}) as cluster:
-            # When the second try has begun and has no token yet.
-            late_s = pause_s(0.2, 1, "r 0") + 0.01
-            cluster.network.fault("StreamOutputs", delay(late_s), answers=True, count=1)
-            cluster.network.fault("Put", corrupt(-1), count=1)
-            assert await cluster.ask(prompt_of(20), LONG) == expected_tokens(prompt_of(20), LONG)
-            assert cluster.router._num_attempts == 2
 
     run(main())
 

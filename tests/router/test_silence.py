@@ -13,8 +13,8 @@ from cluster.sim.loop import run, virtual_loop
 from cluster.sim.network import delay, drop
 from tests.factories import GREEDY, SimCluster, prompt_of, sim_cluster
 from tests.fake_model import expected_tokens
+from tests.router.simulated import ask, tokens_until
 from tests.router.test_pool import handle_of
-from tests.router.test_router import ask, tokens_until
 from tests.router.test_stalls import until
 from workers.errors import UnavailableError
 

@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from router.http_patience import PatientProtocol
+from router.http.patience import PatientProtocol
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -12,8 +12,8 @@ from llguidance import LLMatcher
 from protos import router_pb2, worker_pb2
 from router.structured import MAX_GRAMMAR_CHARS, native_grammar
 from tests.cluster.test_client_params import ask
+from tests.router.openai_calls import HI, check_error, post
 from tests.router.scripted import ScriptedRouter, words
-from tests.router.test_openai import HI, check_error, post
 from workers.errors import InvalidRequestError
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}

@@ -14,8 +14,8 @@ from router.answer import TextChunk, TextOptions
 from router.text import TextService
 from tests.factories import GREEDY, SimCluster, prompt_of, sim_cluster
 from tests.fake_model import VOCAB_SIZE, expected_tokens
+from tests.router.openai_calls import HI, events, post
 from tests.router.scripted import TIMELINE, smollm
-from tests.router.test_openai import HI, events, post
 from workers.errors import NotFoundError
 
 PLACES = {"1P1D": (1, 1, 0), "colocated": (0, 0, 1)}

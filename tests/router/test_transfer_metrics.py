@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.metrics import RouterMetrics
-from workers.request import Timeline
+from workers.timeline import Timeline
 
 
 def test_the_transfer_and_its_unhidden_part_are_histograms():

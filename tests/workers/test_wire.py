@@ -6,7 +6,8 @@ from dataclasses import fields
 from typing import Any
 
 from protos import worker_pb2
-from workers.request import FinishReason, Request, SamplingParams, Timeline, TokenLogprobs, TokenOutput
+from workers.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
+from workers.timeline import Timeline
 from workers.wire import (
     output_from_pb,
     output_to_pb,

@@ -240,9 +240,8 @@ class Engine:
         if not tokens:
             return []
         children = children_of(parent)
-        outputs = [
-            self._output(child, self._append(child, [token])) for child, token in zip(children, tokens, strict=True)
-        ]
+        given = zip(children, tokens, strict=True)
+        outputs = [self._output(child, self._append(child, [token])) for child, token in given]
         self._split(parent, [child for child in children if not self._ends_here(child)])
         return outputs
 
@@ -265,10 +264,9 @@ class Engine:
         """Of its last `tokens`; the first and the last here tell where its time went so far."""
         index = request.num_output_tokens - len(tokens)
         self.num_output_tokens += len(tokens)
-        is_first = request.first_token_s is None
+        reason, is_first = self._finish_reason(request), request.first_token_s is None
         if is_first:
             request.first_token_s = _now()
-        reason = self._finish_reason(request)
         timeline = timeline_of(request, _now()) if is_first or self._ends_here(request) else None
         token_ids = tuple(token.token_id for token in tokens)
         logprobs = tuple(token.logprobs for token in tokens if token.logprobs)

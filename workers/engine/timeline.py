@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from workers.request import Request, Timeline
+from workers.request import Request
+from workers.timeline import Timeline
 
 
 def timeline_of(request: Request, now_s: float) -> Timeline:

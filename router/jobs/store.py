@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection, Sequence
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from router.job_database import Database
-from router.job_end import end_job
-from router.job_records import JobRecord, JobStatus, NewJob, StoredAnswer, Used
-from router.job_tables import AnswerRow, JobRow, PromptRow
+from router.jobs.database import Database
+from router.jobs.end import end_job
+from router.jobs.records import JobRecord, JobStatus, NewJob, StoredAnswer, Used
+from router.jobs.tables import AnswerRow, JobRow, PromptRow
 from workers.errors import ConflictError, NotFoundError
-from workers.request import Timeline
+from workers.timeline import Timeline
 
 Clock = Callable[[], float]
 

@@ -6,11 +6,11 @@ from contextlib import aclosing
 
 from protos import router_pb2 as pb
 from router.grpc_service import prepare, response_of
-from router.job_records import Answer, Claim, Used
-from router.jobs import JOB_PRIORITY, JOB_SLO_MS
+from router.jobs.records import Answer, Claim, Used
+from router.jobs.runner import JOB_PRIORITY, JOB_SLO_MS
 from router.text import TextService
 from workers.errors import KVFerryError
-from workers.request import Timeline
+from workers.timeline import Timeline
 from workers.wire import timeline_from_pb
 
 NATIVE = "generate"

@@ -11,13 +11,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.config import RouterConfig
-from router.http_answers import RequestIds, error_response
+from router.http.answers import RequestIds, error_response
 from router.tenants import CALLER, KeyRing
 from workers.errors import AbortedError, KVFerryError
 
 # Probes come without a key.
 _OPEN_PATHS = ("/health", "/ready")
-# Uploads have another limit (router/files.py).
+# Uploads have another limit (router/batches/files.py).
 _UPLOADS = "/v1/files"
 
 

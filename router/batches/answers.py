@@ -12,9 +12,9 @@ from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.types import ASGIApp, Message
 
-from router.batch_lines import output_line
-from router.job_records import Answer, Claim, Used
-from router.jobs import JOB_PRIORITY, JOB_SLO_MS
+from router.batches.lines import output_line
+from router.jobs.records import Answer, Claim, Used
+from router.jobs.runner import JOB_PRIORITY, JOB_SLO_MS
 from router.openai.wire import error_body
 from workers.errors import KVFerryError, OverloadedError, UnavailableError
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workers.request import Timeline
+from workers.timeline import Timeline
 
 
 class JobStatus(enum.StrEnum):

@@ -10,15 +10,15 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.responses import JSONResponse, Response
 
-from router.batch_lines import BatchLines, parse_lines
-from router.file_store import FileStore
-from router.files import page_limit, page_object
-from router.http_answers import read_json
-from router.job_end import ERROR_FILE, OUTPUT_FILE
-from router.job_records import JobRecord, JobStatus, NewJob
-from router.job_store import JobStore
-from router.job_tenant import calling_tenant
-from router.jobs import Jobs
+from router.batches.file_store import FileStore
+from router.batches.files import page_limit, page_object
+from router.batches.lines import BatchLines, parse_lines
+from router.http.answers import read_json
+from router.jobs.end import ERROR_FILE, OUTPUT_FILE
+from router.jobs.records import JobRecord, JobStatus, NewJob
+from router.jobs.runner import Jobs
+from router.jobs.store import JobStore
+from router.jobs.tenant import calling_tenant
 from workers.errors import InvalidRequestError
 
 _WINDOWS_S = {"24h": 86_400.0}

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from router.config import JobsConfig
-from router.job_queue import JobQueue
-from router.job_records import Answer, Claim
-from router.job_tenant import act_for
+from router.jobs.queue import JobQueue
+from router.jobs.records import Answer, Claim
+from router.jobs.tenant import act_for
 from workers.backoff import pause_s
 from workers.errors import AbortedError, KVFerryError, OverloadedError, UnavailableError
 from workers.rpc import close_quietly

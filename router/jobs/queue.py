@@ -10,12 +10,12 @@ from dataclasses import asdict
 from sqlalchemy import Row, Select, Update, delete, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from router.job_database import Database
-from router.job_end import end_job
-from router.job_records import Answer, Claim, JobStatus
-from router.job_store import Clock
-from router.job_tables import AnswerRow, FileRow, JobRow, PromptRow
-from workers.request import Timeline
+from router.jobs.database import Database
+from router.jobs.end import end_job
+from router.jobs.records import Answer, Claim, JobStatus
+from router.jobs.store import Clock
+from router.jobs.tables import AnswerRow, FileRow, JobRow, PromptRow
+from workers.timeline import Timeline
 
 
 class JobQueue:

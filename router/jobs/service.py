@@ -13,11 +13,11 @@ import grpc.aio
 from protos import router_pb2 as pb
 from protos import router_pb2_grpc
 from router.config import JobsConfig
-from router.job_answers import NATIVE
-from router.job_records import JobRecord, JobStatus, NewJob, StoredAnswer
-from router.job_store import JobStore
-from router.job_tenant import calling_tenant
-from router.jobs import Jobs
+from router.jobs.answers import NATIVE
+from router.jobs.records import JobRecord, JobStatus, NewJob, StoredAnswer
+from router.jobs.runner import Jobs
+from router.jobs.store import JobStore
+from router.jobs.tenant import calling_tenant
 from workers.errors import InvalidRequestError, KVFerryError
 from workers.rpc import abort_with, typed_errors
 from workers.wire import timeline_to_pb

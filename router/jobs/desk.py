@@ -6,17 +6,17 @@ import grpc.aio
 from fastapi import FastAPI
 
 from protos import router_pb2_grpc
-from router.batch_answers import HttpAnswerer
-from router.batches import Batches, add_batch_routes
+from router.batches.answers import HttpAnswerer
+from router.batches.batches import Batches, add_batch_routes
+from router.batches.file_store import FileStore
+from router.batches.files import add_file_routes
 from router.config import JobsConfig
-from router.file_store import FileStore
-from router.files import add_file_routes
-from router.job_answers import NATIVE, NativeAnswerer
-from router.job_database import Database
-from router.job_queue import JobQueue
-from router.job_service import JobService
-from router.job_store import JobStore
-from router.jobs import Answerer, Jobs
+from router.jobs.answers import NATIVE, NativeAnswerer
+from router.jobs.database import Database
+from router.jobs.queue import JobQueue
+from router.jobs.runner import Answerer, Jobs
+from router.jobs.service import JobService
+from router.jobs.store import JobStore
 from router.text import TextService
 
 _BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")

@@ -1,6 +1,6 @@
 """HTTP/1.1 with clients that must send the head of a request, and read its answer, in time.
 
-Bodies have their time in http_edge.py.
+Bodies have their time in edge.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from router.http_protocol import HttpProtocol
+from router.http.protocol import HttpProtocol
 from router.openai.wire import error_object
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from router.job_records import JobStatus
-from router.job_tables import AnswerRow, FileRow, JobRow, PromptRow
+from router.jobs.records import JobStatus
+from router.jobs.tables import AnswerRow, FileRow, JobRow, PromptRow
 
 # In a job's details: ids of the files that its answers are to be read as, those that failed and the others.
 OUTPUT_FILE, ERROR_FILE = "output_file_id", "error_file_id"

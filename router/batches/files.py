@@ -10,8 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive
 
-from router.file_store import FileRecord, FileStore
-from router.job_tenant import calling_tenant
+from router.batches.file_store import FileRecord, FileStore
+from router.jobs.tenant import calling_tenant
 from workers.errors import InvalidRequestError
 
 # Of a multipart body, beside the file.

@@ -14,7 +14,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, 
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from router.job_tables import Table
+from router.jobs.tables import Table
 from workers.errors import ConfigError, InvalidRequestError, KVFerryError, UnavailableError
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from typing import TypeVar
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session, defer
 
-from router.job_database import Database
-from router.job_store import Clock
-from router.job_tables import AnswerRow, FileRow
+from router.jobs.database import Database
+from router.jobs.store import Clock
+from router.jobs.tables import AnswerRow, FileRow
 from workers.errors import NotFoundError
 
 T = TypeVar("T")

@@ -1,0 +1,34 @@
+"""Where the time of a request went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Where a request's time went, in seconds. `transfer_s` overlaps `prefill_s`; `transfer_unhidden_s` does not."""
+
+    queued_s: float = 0.0
+    prefill_queued_s: float = 0.0
+    prefill_s: float = 0.0
+    transfer_s: float = 0.0
+    transfer_unhidden_s: float = 0.0
+    decode_queued_s: float = 0.0
+    decode_s: float = 0.0
+
+    def __add__(self, other: Timeline) -> Timeline:
+        return Timeline(*(getattr(self, name) + getattr(other, name) for name in Timeline.__slots__))
+
+    def __or__(self, later: Timeline) -> Timeline:
+        """What two who told of one try have told: each phase grows, so that the longer is the later."""
+        return Timeline(*(max(getattr(self, name), getattr(later, name)) for name in Timeline.__slots__))
+
+    @property
+    def total_s(self) -> float:
+        """From arrival to the last token. The transfer counts with the part of it that prefill did not hide."""
+        parts = (self.queued_s, self.prefill_queued_s, self.prefill_s, self.transfer_unhidden_s)
+        return sum(parts) + self.decode_queued_s + self.decode_s
+
+
+NO_TIME = Timeline()
