@@ -18,11 +18,11 @@ from cluster.cli_jobs import jobs, submit
 from cluster.cli_target import name_option as _name
 from cluster.cli_target import running_target as _running_target
 from cluster.cli_target import target_option as _target
-from workers.errors import ConfigError, InvalidRequestError, KVFerryError, UnavailableError
+from workers.errors import ConfigError, InvalidRequestError, KVFerryError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from cluster.client import Prompt
-    from protos.router_pb2 import GetStatusResponse
+    from protos.router_pb2 import GetStatusResponse, Trace
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -123,13 +123,22 @@ def trace(request_id: str, name: str, target: str | None) -> None:
     from cluster import render_trace
     from cluster.client import Client
 
-    with Client(target or _running_target(name)) as client:
-        traces = client.trace(request_id)
+    traces: list[Trace] = []
+    unknown: KVFerryError | None = None
+    # Each router knows its own.
+    for one in (target or _running_target(name)).split(","):
+        with Client(one) as client:
+            try:
+                traces += client.trace(request_id)
+            except (NotFoundError, UnavailableError) as error:
+                unknown = error if unknown is None or isinstance(error, NotFoundError) else unknown
+    if unknown is not None and not traces:
+        raise unknown
     console = Console(width=None if sys.stdout.isatty() else 100)
-    for one in traces:
-        console.print(render_trace.title(one), highlight=False, soft_wrap=True)
-        console.print(render_trace.table(one))
-        for line in render_trace.failures(one):
+    for told in traces:
+        console.print(render_trace.title(told), highlight=False, soft_wrap=True)
+        console.print(render_trace.table(told))
+        for line in render_trace.failures(told):
             console.print(line, highlight=False, soft_wrap=True)
 
 

@@ -11,6 +11,7 @@ import grpc.aio
 
 from protos import router_pb2, router_pb2_grpc
 from router.answer import TextChunk, TextOptions, TextRequest
+from router.jobs.tenant import calling_tenant
 from router.structured import native_grammar
 from router.text import Prompt, TextService, new_request_id
 from router.traces import Traces
@@ -67,7 +68,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     @typed_errors
     async def GetTrace(self, request: router_pb2.GetTraceRequest, context: TraceContext) -> router_pb2.GetTraceResponse:
-        return router_pb2.GetTraceResponse(traces=self._traces.tell(request.request_id))
+        return router_pb2.GetTraceResponse(traces=self._traces.tell(request.request_id, calling_tenant()))
 
 
 async def prepare(text: TextService, request: router_pb2.GenerateRequest) -> TextRequest:

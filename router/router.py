@@ -100,7 +100,7 @@ class Router:
             call.end(error)
 
     async def _traced(self, request: Request, choices: Sequence[Choice]) -> AsyncGenerator[TokenOutput, None]:
-        trace = self.traces.begin(request.request_id, request.num_prompt_tokens, _now())
+        trace = self.traces.begin(request.request_id, request.num_prompt_tokens, _now(), request.tenant)
         call = self._calls[request.request_id] = Call(trace)
         outcome = "closed by its reader: a stop string was found, or the client is gone"
         try:

@@ -82,9 +82,11 @@ class TextService:
         request_id: str,
         options: TextOptions = NO_OPTIONS,
         token_ids: Sequence[int] | None = None,
+        charge: bool = True,
     ) -> TextRequest:
         """Check, tokenise and charge the prompt to its caller. Raises InvalidRequestError, and OverloadedError when the
-        caller's tokens are used up, before any work. `token_ids`: the prompt's, where they are known."""
+        caller's tokens are used up, before any work. `token_ids`: the prompt's, where they are known. Who prepares
+        several for one answer charges them together."""
         arrived_s = asyncio.get_running_loop().time()
         check_request_id(request_id)
         check_stops(options.stops)
@@ -98,17 +100,28 @@ class TextService:
         caller = CALLER.get()
         terms = caller.terms(options.terms) if caller else options.terms
         params = with_seed(params, seed_of(request_id, terms.tenant))
-        if caller is not None:
-            caller.take_prompt(len(token_ids))
-        return TextRequest(request_id, token_ids, params, options, arrived_s, terms, caller)
+        request = TextRequest(request_id, token_ids, params, options, arrived_s, terms, caller)
+        if charge:
+            self.charge([request])
+        return request
+
+    def charge(self, requests: Sequence[TextRequest]) -> None:
+        """The prompts of one call, all or none: to its caller. Raises OverloadedError."""
+        if (caller := requests[0].caller) is not None:
+            caller.take_prompt(sum(len(request.prompt_token_ids) for request in requests))
 
     async def prepared(
-        self, prompt: Prompt, params: SamplingParams, request_id: str, options: TextOptions = NO_OPTIONS
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        options: TextOptions = NO_OPTIONS,
+        charge: bool = True,
     ) -> TextRequest:
         """`prepare`, but a long text is tokenised on a thread, where it holds up nobody's tokens."""
         arrived_s = asyncio.get_running_loop().time()
         token_ids = await self.tokenised(prompt)
-        return replace(self.prepare(prompt, params, request_id, options, token_ids), arrived_s=arrived_s)
+        return replace(self.prepare(prompt, params, request_id, options, token_ids, charge), arrived_s=arrived_s)
 
     def check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
         """Whether the model has them all."""

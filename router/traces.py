@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable
@@ -17,6 +18,8 @@ from workers.wire import timeline_to_pb
 RUNNING = "running"
 # Streams may outlive any number of workers; so many of the latest tries are told of.
 _MAX_TRIES = 32
+# What is put behind a request's id: the place of a prompt, and what tells several of one id at once apart.
+_SUFFIX = re.compile(r"(-[0-9]{1,6})?(\.[0-9a-f]{1,8})*")
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +84,8 @@ class Trace:
     request_id: str
     num_prompt_tokens: int
     began_s: float
+    # Who may see it.
+    tenant: str = ""
     arrived_unix_s: float = field(default_factory=time.time)
     tries: deque[Try] = field(default_factory=lambda: deque(maxlen=_MAX_TRIES))
     num_tries: int = 0
@@ -110,10 +115,11 @@ class Traces:
     def __init__(self, max_ended: int) -> None:
         self._max_ended = max_ended
         self._running: dict[str, Trace] = {}
-        self._ended: OrderedDict[str, Trace] = OrderedDict()
+        # Ids are their tenants' own.
+        self._ended: OrderedDict[tuple[str, str], Trace] = OrderedDict()
 
-    def begin(self, request_id: str, num_prompt_tokens: int, now_s: float) -> Trace:
-        trace = self._running[request_id] = Trace(request_id, num_prompt_tokens, now_s)
+    def begin(self, request_id: str, num_prompt_tokens: int, now_s: float, tenant: str = "") -> Trace:
+        trace = self._running[request_id] = Trace(request_id, num_prompt_tokens, now_s, tenant)
         return trace
 
     def end(self, trace: Trace, outcome: str, now_s: float) -> None:
@@ -123,18 +129,18 @@ class Traces:
                 one.ended_s = now_s
         if self._running.get(trace.request_id) is trace:
             del self._running[trace.request_id]
-        self._ended[trace.request_id] = trace
-        self._ended.move_to_end(trace.request_id)
+        key = trace.tenant, trace.request_id
+        self._ended[key] = trace
+        self._ended.move_to_end(key)
         while len(self._ended) > self._max_ended:
             self._ended.popitem(last=False)
 
-    def tell(self, request_id: str) -> list[router_pb2.Trace]:
-        """Of this id; of a request with several prompts, and of an id used by several at once, those of each.
-
-        Raises NotFoundError.
+    def tell(self, request_id: str, tenant: str = "") -> list[router_pb2.Trace]:
+        """Of this id of the tenant's; of a request with several prompts, and of an id used by several at once, those of
+        each. Raises NotFoundError.
         """
-        known = {**self._ended, **self._running}
-        found = [trace for name, trace in known.items() if _is_of(name, request_id)]
+        known = self._ended | {(trace.tenant, name): trace for name, trace in self._running.items()}
+        found = [trace for (owner, name), trace in known.items() if owner == tenant and _is_of(name, request_id)]
         if not found:
             raise NotFoundError(
                 f"no request {request_id[:128]!r} is known here; a router knows those that run and the latest "
@@ -146,4 +152,4 @@ class Traces:
 
 
 def _is_of(name: str, request_id: str) -> bool:
-    return name == request_id or (bool(request_id) and name.startswith((f"{request_id}-", f"{request_id}.")))
+    return bool(request_id) and name.startswith(request_id) and bool(_SUFFIX.fullmatch(name, len(request_id)))

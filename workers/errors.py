@@ -5,12 +5,11 @@ KVFerryError                     INTERNAL             500
   InvalidRequestError            INVALID_ARGUMENT     400   the request is at fault; `param` names the field
   AuthenticationError            UNAUTHENTICATED      401   no API key, or a wrong one
   NotFoundError                  NOT_FOUND            404   no such model or job
-  ConflictError                  ALREADY_EXISTS       409   the name is taken by something else
+  ConflictError                  ALREADY_EXISTS       409   the id is another's, or was taken over by its repetition
   OverloadedError                RESOURCE_EXHAUSTED   429   no room now; retry after `retry_after_s`
   UnavailableError               UNAVAILABLE          503   no worker or router answers
   DeadlineError                  DEADLINE_EXCEEDED    504   a wait reached its end
   AbortedError                   CANCELLED            499   the client, or a stop, ended it
-  ConflictError                  ABORTED              409   the same request, sent again, took its place
   StaleGrantError                FAILED_PRECONDITION  500   a grant that is no more, or of another incarnation
   LayoutMismatchError            FAILED_PRECONDITION  500   two pools that cannot exchange KV; `param` names the field
   FrameError                     DATA_LOSS            500   a KV frame damaged, foreign, missing or repeated
@@ -118,7 +117,6 @@ _ALL: tuple[type[KVFerryError], ...] = (
     UnavailableError,
     DeadlineError,
     AbortedError,
-    ConflictError,
     StaleGrantError,
     LayoutMismatchError,
     FrameError,

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from protos import router_pb2 as pb
 from router.grpc_service import prepare, response_of
 from router.jobs.records import Answer, Claim, Used
-from router.jobs.runner import JOB_PRIORITY
+from router.jobs.runner import JOB_PRIORITY, JOB_SLO_MS
 from router.text import TextService
 from workers.errors import KVFerryError
 from workers.timeline import Timeline
@@ -26,8 +26,8 @@ class NativeAnswerer:
         request = pb.GenerateRequest.FromString(claim.body)
         request.request_id = claim.request_id
         request.priority = JOB_PRIORITY
-        for name in ("slo", "output_token_ids"):
-            request.ClearField(name)
+        request.slo.ttft_ms = request.slo.tpot_ms = JOB_SLO_MS
+        request.ClearField("output_token_ids")
         prepared = await prepare(self._text, request)
         whole: dict[int, pb.GenerateResponse] = {}
         async with aclosing(self._text.stream(prepared)) as chunks:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import asdict
 
-from sqlalchemy import Update, delete, select, tuple_, update
+from sqlalchemy import Row, Select, Update, delete, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from router.jobs.database import Database
@@ -73,21 +74,45 @@ class JobQueue:
         )
 
     def _claim(self, session: Session, limit: int) -> list[Claim]:
+        """The tenant goes next that has the fewest prompts at work; of one tenant's jobs each has its turn."""
         now_s = self._clock()
-        free = (
-            select(PromptRow, JobRow.id, JobRow.tenant, JobRow.kind)
-            .join(JobRow, JobRow.key == PromptRow.job_key)
-            .where(PromptRow.leased_until_s <= now_s)
-            .order_by(PromptRow.position, PromptRow.job_key)
-            .limit(limit)
-            .with_for_update(of=PromptRow, skip_locked=True)
-        )
-        claims = []
-        for row, job_id, tenant, kind in session.execute(free).all():
+        # Of jobs that run.
+        tenants = session.scalars(select(JobRow.tenant).where(JobRow.expires_s.is_(None)).distinct()).all()
+        at_work = Counter(self._at_work(session, now_s) if len(tenants) > 1 else {})
+        found: dict[str, deque[Row[PromptRow, str, str]]] = {}
+        for tenant in sorted(tenants, key=lambda one: at_work[one]):
+            if rows := session.execute(self._free(tenant, now_s, limit)).all():
+                found[tenant] = deque(rows)
+            if len(found) == limit:
+                break
+        claims: list[Claim] = []
+        while found and len(claims) < limit:
+            tenant = min(found, key=lambda one: at_work[one])
+            row, job_id, kind = found[tenant].popleft()
+            if not found[tenant]:
+                del found[tenant]
+            at_work[tenant] += 1
             row.owner, row.leased_until_s = self._owner, now_s + self._lease_s
             row.num_attempts += 1
             claims.append(Claim(row.job_key, row.position, job_id, tenant, kind, row.body, row.num_attempts))
         return claims
+
+    def _free(self, tenant: str, now_s: float, limit: int) -> Select[PromptRow, str, str]:
+        return (
+            select(PromptRow, JobRow.id, JobRow.kind)
+            .join(JobRow, JobRow.key == PromptRow.job_key)
+            .where(PromptRow.leased_until_s <= now_s)
+            .where(JobRow.tenant == tenant)
+            .order_by(PromptRow.position, PromptRow.job_key)
+            .limit(limit)
+            .with_for_update(of=PromptRow, skip_locked=True)
+        )
+
+    def _at_work(self, session: Session, now_s: float) -> dict[str, int]:
+        """Prompts that some router has, by tenant."""
+        held = (PromptRow.owner.is_not(None), PromptRow.leased_until_s > now_s)
+        counted = select(JobRow.tenant, func.count()).join(PromptRow, JobRow.key == PromptRow.job_key).where(*held)
+        return dict(session.execute(counted.group_by(JobRow.tenant)).all())
 
     def _answer(self, session: Session, claim: Claim, answer: Answer) -> bool:
         # Whoever removes the prompt is the one who answers it. The job first: everybody takes locks in this order.

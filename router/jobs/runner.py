@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 # Requests that a person waits for have 0; lower goes first.
 JOB_PRIORITY = 100
+# router.slo is for those, too: with an SLO of its own, which nothing misses, a job's prompt is not refused for it.
+JOB_SLO_MS = 1e12
 # Leases are renewed so many times each.
 _RENEWALS = 3
 # Before a prompt whose workers were not there is tried again, and between two tries at a database that does not answer.

@@ -95,11 +95,16 @@ class CompletionBody(Body):
 
 
 async def _requests(text: TextService, body: CompletionBody, request_id: str) -> list[TextRequest]:
-    """Every prompt is checked before any is started."""
+    """Every prompt is checked before any is charged or started."""
     prompts, params, options = body.prompts(), body.sampling_params(), body.options()
     check_num_answers(len(prompts), params.n)
     ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{at}" for at in range(len(prompts))]
-    return [await text.prepared(prompt, params, one, options) for prompt, one in zip(prompts, ids, strict=True)]
+    requests = [
+        await text.prepared(prompt, params, one, options, charge=False)
+        for prompt, one in zip(prompts, ids, strict=True)
+    ]
+    text.charge(requests)
+    return requests
 
 
 def _echoes(text: TextService, body: CompletionBody) -> list[str]:

@@ -14,13 +14,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
 from router.answer import TextChunk, TextRequest
-from router.http.answers import WatchedResponse, read_json, send_events
+from router.http.answers import WatchedResponse, read_json, send_events, wants_timeline
 from router.openai.chat import with_calls, with_marks
 from router.openai.logprobs import ChatScribe
 from router.openai.response_items import Event, ResponseItems, Status
 from router.openai.responses_schema import ResponseBody
 from router.openai.tool_reader import ToolReader
 from router.openai.tool_syntax import ToolSyntax
+from router.openai.wire import explained
 from router.text import TextService
 from workers.errors import KVFerryError
 from workers.request import FinishReason
@@ -33,6 +34,7 @@ def add_response_routes(app: FastAPI, text: TextService, of_model: ToolSyntax | 
     async def responses(request: Request) -> Response:
         body = ResponseBody.parse(await read_json(request))
         answer = await _answer(text, body, request.state.request_id, of_model)
+        answer.show_timeline = wants_timeline(request)
 
         async def whole(send: Send) -> Response:
             async with aclosing(_events(text, answer)) as events:
@@ -74,11 +76,13 @@ class _Answer:
     status: str = "in_progress"
     error: dict[str, str] | None = None
     last: TextChunk | None = None
+    show_timeline: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def response(self) -> dict[str, Any]:
         cut = self.status == "incomplete"
         params, body = self.request.params, self.body
+        timeline = self.last.timeline if self.last is not None and self.show_timeline else None
         return {
             "id": self.request.request_id,
             "object": "response",
@@ -103,6 +107,7 @@ class _Answer:
             "tool_choice": body.tool_choice or "auto",
             "tools": [{"strict": False, "parameters": None, **tool} for tool in body.tools or []],
             "truncation": "disabled",
+            **({"kvferry": explained(timeline)} if timeline is not None else {}),
         }
 
 

@@ -11,6 +11,7 @@ from cluster.client import Client
 from cluster.render_trace import failures, title
 from cluster.sim.loop import run
 from protos import router_pb2
+from tests.cluster.fake_router import serving
 from tests.factories import GREEDY, prompt_of, sim_cluster
 from workers.errors import NotFoundError
 
@@ -64,3 +65,13 @@ def test_an_unknown_id_is_one_line_and_a_typed_error(router, capsys):
     assert capsys.readouterr().err == "kvferry: no request 'nobody' is known here\n"
     with Client(router.target) as client, pytest.raises(NotFoundError):
         client.trace("nobody")
+
+
+def test_every_router_of_the_cluster_is_asked(router, capsys):
+    with serving() as second:
+        second.traces["there"] = trace_of_a_death(ended=True)
+        for targets in (f"{router.target},{second.target}", f"127.0.0.1:1,{second.target}"):
+            assert kvferry(["trace", "there", "--target", targets]) == 0
+            assert "2 tries" in capsys.readouterr().out
+        assert kvferry(["trace", "nowhere", "--target", f"{router.target},{second.target}"]) == 1
+        assert "no request 'nowhere'" in capsys.readouterr().err

@@ -43,6 +43,14 @@ FRONT = (
         (f"{REPEATED_TESTS}::test_a_retry_after_the_end_has_the_same_answer_and_another_tenants_is_another",),
     ),
     Mutant(
+        "a trace is its tenant's to see",
+        "",
+        "router/traces.py",
+        "if owner == tenant and _is_of(name, request_id)",
+        "if _is_of(name, request_id)",
+        ("tests/router/test_trace_tenants.py::test_a_tenant_sees_its_own_requests_only_and_to_look_costs_nothing",),
+    ),
+    Mutant(
         "time of a try that failed is counted",
         "",
         "router/router.py",

@@ -18,6 +18,22 @@ JOBS = (
         (f"{QUEUE_TESTS}::test_two_routers_never_hold_the_same_prompt[sqlite]",),
     ),
     Mutant(
+        "the tenant with the fewest prompts at work goes next",
+        "-",
+        QUEUE,
+        "tenant = min(found, key=lambda one: at_work[one])",
+        "tenant = max(found, key=lambda one: at_work[one])",
+        ("tests/router/test_job_tenants.py::test_one_tenants_many_jobs_do_not_hold_up_anothers",),
+    ),
+    Mutant(
+        "a job is not held to the SLO of requests that somebody waits for",
+        "-",
+        "router/jobs/answers.py",
+        "request.slo.ttft_ms = request.slo.tpot_ms = JOB_SLO_MS",
+        'request.ClearField("slo")',
+        ("tests/router/test_job_tenants.py::test_a_job_is_not_held_to_the_slo_of_requests_that_somebody_waits_for",),
+    ),
+    Mutant(
         "the first answer to a prompt stays",
         "-",
         QUEUE,

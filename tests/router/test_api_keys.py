@@ -155,6 +155,25 @@ def test_tokens_of_prompts_and_answers_count_and_what_is_used_up_is_refused(tmp_
     asyncio.run(main())
 
 
+def test_the_prompts_of_one_request_are_charged_together_or_not_at_all(tmp_path):
+    path, keys = key_file(tmp_path, small={"tokens_per_minute": 20})
+
+    async def main() -> None:
+        router = ScriptedRouter(words(" one"))
+        async with serving(router, api_keys=str(path)) as server, http(server, keys["small"]) as client:
+            for prompts, status in (([[5] * 10, []], 400), ([[5] * 8, [5] * 8], 200), ([[5] * 2, [5] * 8], 429)):
+                response = await client.post("/v1/completions", json={"prompt": prompts, "max_tokens": 1})
+                assert response.status_code == status
+            response = await client.get("/v1/models")
+            # Of two prompts of 8 and a token for each.
+            assert response.headers["x-ratelimit-remaining-tokens"] == "2"
+            # More than there ever is needs all that there is, as one prompt of as many tokens does.
+            response = await client.post("/v1/completions", json={"prompt": [[5] * 20, [5] * 20], "max_tokens": 1})
+            assert (response.status_code, response.headers["retry-after"]) == (429, "54")
+
+    asyncio.run(main())
+
+
 def test_a_prompt_that_is_refused_for_want_of_room_costs_nothing(tmp_path):
     path, keys = key_file(tmp_path, small={"tokens_per_minute": 20})
 

@@ -8,14 +8,15 @@ import openai
 import pytest
 
 from cluster.client import AsyncClient
+from router.jobs.runner import JOB_SLO_MS
 from router.text import seed_of
 from tests.router.jobs import EchoRouter, jobs_config, open_router, serving_jobs
 from tests.router.serving import until
 from tests.router.test_api_keys import key_file
 from tests.router.test_batches import COMPLETIONS, create, ended, line
-from tests.router.whole import whole_router
+from tests.router.whole import GOOD, whole_router
 from workers.errors import AuthenticationError, NotFoundError
-from workers.request import Terms
+from workers.request import Slo, Terms
 
 
 def test_a_job_is_its_tenants_alone_and_so_are_its_requests(tmp_path):
@@ -39,7 +40,7 @@ def test_a_job_is_its_tenants_alone_and_so_are_its_requests(tmp_path):
 
     router = open_router()
     job_id = asyncio.run(run(router))
-    assert router.terms == [Terms("acme", 100)]
+    assert router.terms == [Terms("acme", 100, Slo(JOB_SLO_MS, JOB_SLO_MS))]
     assert router.calls[0][1].seed == seed_of(f"{job_id}.0", "acme")
 
 
@@ -59,7 +60,7 @@ def test_a_batch_is_its_tenants_alone_and_so_are_its_requests(tmp_path):
 
     router = open_router()
     asyncio.run(run(router))
-    assert router.terms == [Terms("acme", 100)]
+    assert router.terms == [Terms("acme", 100, Slo(JOB_SLO_MS, JOB_SLO_MS))]
 
 
 def test_uploads_may_be_larger_than_other_bodies(tmp_path):
@@ -69,6 +70,50 @@ def test_uploads_may_be_larger_than_other_bodies(tmp_path):
             async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
                 file = await client.files.create(file=("in.jsonl", b"x" * 5000), purpose="batch")
                 assert file.bytes == 5000
+
+    asyncio.run(run())
+
+
+def test_one_tenants_many_jobs_do_not_hold_up_anothers(tmp_path):
+    async def run() -> None:
+        path, keys = key_file(tmp_path, big={}, small={})
+        router = EchoRouter()
+        async with serving_jobs(router, jobs_config(tmp_path, max_in_flight=4), api_keys=str(path)) as served:
+            target = f"127.0.0.1:{served.server.grpc_port}"
+            async with AsyncClient(target, api_key=keys["big"]) as big, AsyncClient(target, api_key=keys["small"]) as b:
+                for at in range(20):
+                    await big.submit([f"one {at}"])
+                await until(lambda: router.num_running == 4)
+                job = await b.submit(["two", "three"])
+                for _ in range(22):
+                    router.permits.release()
+                await until(lambda: len(router.calls) == 22)
+                assert len(await job) == 2
+        order = [terms.tenant for terms in router.terms]
+        # Two of four that had begun end, and both are at work.
+        assert order.index("small") <= 8
+        assert order[:12].count("small") == 2
+
+    asyncio.run(run())
+
+
+def test_a_job_is_not_held_to_the_slo_of_requests_that_somebody_waits_for(tmp_path):
+    """Which would refuse its prompts for as long as there are such requests, or for ever those that are too long."""
+
+    async def run() -> None:
+        slo = {"ttft_ms": 0.001, "tpot_ms": 0.001}
+        async with (
+            whole_router(jobs=jobs_config(tmp_path), slo=slo) as whole,
+            AsyncClient(whole.grpc_target) as client,
+            whole.client() as http,
+            openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{whole.http_port}/v1", api_key="none") as api,
+        ):
+            while (await http.post("/v1/completions", json=GOOD)).status_code == 200:
+                pass
+            async with asyncio.timeout(4):
+                assert len(await (await client.submit(["one", "two"], max_tokens=2))) == 2
+                batch = await ended(api, await create(api, [line("a", COMPLETIONS, prompt="one", max_tokens=2)]))
+                assert batch.output_file_id is not None
 
     asyncio.run(run())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from pydantic import TypeAdapter
 
 from router.openai.app import build_app
 from tests.router.openai_calls import check_error
-from tests.router.scripted import ScriptedRouter, StaticPool, smollm, text_service, words
+from tests.router.scripted import TIMELINE, ScriptedRouter, StaticPool, smollm, text_service, words
 from tests.router.serving import serving
 from tests.router.test_openai_server import client
 from tests.router.test_openai_tools import CALL, says
@@ -25,11 +26,13 @@ EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": True}
 
 
-def post(body: dict[str, Any], router: ScriptedRouter, path: str = "/v1/responses") -> httpx.Response:
+def post(
+    body: dict[str, Any], router: ScriptedRouter, path: str = "/v1/responses", headers: dict[str, str] | None = None
+) -> httpx.Response:
     async def run() -> httpx.Response:
         app = build_app(text_service(router, 1024), StaticPool())
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
-            return await http.post(path, json=body)
+            return await http.post(path, json=body, headers=headers)
 
     return asyncio.run(run())
 
@@ -234,3 +237,14 @@ def test_openais_client_streams_a_response():
             assert final.output_text == "one"
 
     asyncio.run(run())
+
+
+def test_where_the_time_went_comes_with_the_header_only():
+    asked = {"input": "Hi"}
+    shown = {"timeline": asdict(TIMELINE)}
+    headers = {"x-kvferry-timeline": "1"}
+    assert post(asked, says("Hi"), headers=headers).json()["kvferry"] == shown
+    assert "kvferry" not in post(asked, says("Hi")).json()
+    *others, last = events(post({**asked, "stream": True}, says("Hi"), headers=headers))
+    assert last["response"]["kvferry"] == shown
+    assert "kvferry" not in json.dumps(others)
