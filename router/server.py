@@ -126,7 +126,7 @@ class RouterServer:
         self.text = _text_service(router, tokenizer, model)
         self._keys = KeyRing(config.api_keys) if config.api_keys else None
         self.text.metrics.watch(router, pool.status)
-        self._jobs = JobDesk(jobs, self.text, router.incarnation) if jobs else None
+        self._jobs = JobDesk(jobs, self.text, router.incarnation, self._keys) if jobs else None
         # The bound ports, after start.
         self.http_port = config.http_port
         self.grpc_port = config.grpc_port

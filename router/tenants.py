@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 import os
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -109,6 +110,12 @@ class KeyRing:
         if found is None:
             raise AuthenticationError("wrong API key; ask for one (`kvferry keys new`)", code="invalid_api_key")
         return found
+
+    def of_tenant(self, tenant: str) -> Caller | None:
+        """The one among its keys that may have the most tokens; None: it has no key any more."""
+        self._read_again()
+        its = [caller for caller in self._callers.values() if caller.key.tenant == tenant]
+        return max(its, key=lambda caller: caller.key.tokens_per_minute or math.inf, default=None)
 
     def _read_again(self) -> None:
         stamp = self._stamp()

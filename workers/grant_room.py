@@ -21,7 +21,7 @@ def num_grant_blocks(config: TransferConfig, engine: Engine) -> int:
         most_choices = engine.scheduler.config.max_num_seqs
         return min(blocks.num_blocks, max(blocks.num_blocks // 2, longest + most_choices - 1))
     if config.max_grant_blocks >= longest:
-        return config.max_grant_blocks
+        return min(config.max_grant_blocks, blocks.num_blocks)
     raise ConfigError(
         f"max_grant_blocks is {config.max_grant_blocks}: {config.max_grant_blocks * blocks.block_size} tokens, fewer "
         f"than one request of max_model_len {max_model_len}; raise it to {longest} or lower max_model_len",

@@ -17,20 +17,21 @@ from router.jobs.queue import JobQueue
 from router.jobs.runner import Answerer, Jobs
 from router.jobs.service import JobService
 from router.jobs.store import JobStore
+from router.tenants import KeyRing
 from router.text import TextService
 
 _BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 class JobDesk:
-    def __init__(self, config: JobsConfig, text: TextService, incarnation: str) -> None:
+    def __init__(self, config: JobsConfig, text: TextService, incarnation: str, keys: KeyRing | None) -> None:
         """Raises ConfigError for a jobs.url of which nothing can come; that the database is there is not needed."""
         assert config.url, "who starts a router chooses where its jobs are"
         self._config = config
         self._database = Database(config.url)
         self._answerers: dict[str, Answerer] = {NATIVE: NativeAnswerer(text)}
         queue = JobQueue(self._database, incarnation, config.lease_s, config.ttl_s)
-        self._jobs = Jobs(queue, self._answerers, config)
+        self._jobs = Jobs(queue, self._answerers, config, keys)
         self._store = JobStore(self._database, config.ttl_s)
         self._files = FileStore(self._database, config.ttl_s)
 

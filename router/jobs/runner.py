@@ -15,6 +15,7 @@ from router.config import JobsConfig
 from router.jobs.queue import JobQueue
 from router.jobs.records import Answer, Claim
 from router.jobs.tenant import act_for
+from router.tenants import KeyRing
 from workers.backoff import pause_s
 from workers.errors import AbortedError, KVFerryError, OverloadedError, UnavailableError
 from workers.rpc import close_quietly
@@ -49,8 +50,11 @@ class Answerer(Protocol):
 
 
 class Jobs:
-    def __init__(self, queue: JobQueue, answerers: Mapping[str, Answerer], config: JobsConfig) -> None:
-        """`answerers`: by kind of job."""
+    def __init__(
+        self, queue: JobQueue, answerers: Mapping[str, Answerer], config: JobsConfig, keys: KeyRing | None
+    ) -> None:
+        """`answerers`: by kind of job. `keys`: whose tokens answers count for."""
+        self._keys = keys
         self._queue = queue
         self._answerers = answerers
         self._config = config
@@ -118,7 +122,7 @@ class Jobs:
 
     async def _settle(self, claim: Claim) -> None:
         """An answer, be it an error, or the prompt back in the queue."""
-        act_for(claim.tenant)
+        act_for(claim.tenant, self._keys)
         answerer = self._answerers[claim.kind]
         try:
             self._refuse_deadly(claim)
@@ -145,6 +149,8 @@ class Jobs:
     async def _put_back(self, claim: Claim, error: KVFerryError) -> None:
         absent = isinstance(error, (UnavailableError, OverloadedError))
         wait_s = pause_s(_FIRST_PAUSE_S, claim.num_attempts, claim.request_id, _LONGEST_PAUSE_S)
+        if isinstance(error, OverloadedError):
+            wait_s = max(wait_s, min(error.retry_after_s, _LONGEST_PAUSE_S))
         logger.warning("%s: tried again in %.1f s: %s", claim.request_id, wait_s, error.message)
         await self._surely(lambda: self._queue.release(claim, wait_s, uncounted=absent))
 

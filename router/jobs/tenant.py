@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from router.tenants import CALLER, Caller, KeyConfig
+from dataclasses import replace
+
+from router.tenants import CALLER, Caller, KeyConfig, KeyRing
 
 # A key that nobody can have: no text has this hash.
 _NO_KEY = "0" * 64
@@ -14,6 +16,12 @@ def calling_tenant() -> str:
     return caller.key.tenant if caller else ""
 
 
-def act_for(tenant: str) -> None:
-    """The running task answers for this tenant from now on. Limits were its submitter's affair."""
-    CALLER.set(Caller(KeyConfig(sha256=_NO_KEY, tenant=tenant), None, None) if tenant else None)
+def act_for(tenant: str, keys: KeyRing | None) -> None:
+    """The running task answers for this tenant from now on, with the tokens of its key. How urgent its calls may be
+    does not matter: jobs go last in any case."""
+    key = KeyConfig(sha256=_NO_KEY, tenant=tenant) if tenant else None
+    found = keys.of_tenant(tenant) if keys else None
+    if found is not None:
+        CALLER.set(replace(found, key=found.key.model_copy(update={"max_priority": 0})))
+    else:
+        CALLER.set(Caller(key, None, None) if key else None)

@@ -39,7 +39,7 @@ prefill: {{replicas: 2}}
 decode: {{replicas: 2}}
 max_model_len: 2048
 kv_cache_memory_bytes: 268435456
-transfer: {{lease_s: {LEASE_S}}}
+transfer: {{lease_s: {LEASE_S}, transport: auto}}
 """
 
 

@@ -10,6 +10,14 @@ CLIENT_TESTS = "tests/cluster/test_client_jobs.py"
 
 JOBS = (
     Mutant(
+        "a job's tokens are its tenant's",
+        "-",
+        "router/jobs/tenant.py",
+        "found = keys.of_tenant(tenant) if keys else None",
+        "found = None",
+        ("tests/router/test_job_tenants.py::test_the_answers_of_a_job_cost_its_tenants_tokens_and_wait_for_them",),
+    ),
+    Mutant(
         "a prompt under lease is nobody else's",
         "-",
         QUEUE,

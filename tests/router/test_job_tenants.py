@@ -132,3 +132,32 @@ def test_a_request_that_somebody_waits_for_goes_before_a_job(tmp_path):
             assert len(await job) == 40
 
     asyncio.run(run())
+
+
+def test_the_answers_of_a_job_cost_its_tenants_tokens_and_wait_for_them(tmp_path):
+    async def run() -> None:
+        # The prompt and the answer of one prompt; urgent keys' jobs go last all the same.
+        path, keys = key_file(tmp_path, acme={"tokens_per_minute": 600, "max_priority": 200})
+        router = open_router()
+        async with serving_jobs(router, jobs_config(tmp_path), api_keys=str(path)) as served:
+            target = f"127.0.0.1:{served.server.grpc_port}"
+            async with AsyncClient(target, api_key=keys["acme"]) as acme:
+                assert served.server._keys is not None
+                caller = served.server._keys.of_tenant("acme")
+                assert caller is not None
+                tokens = caller.tokens
+                assert tokens is not None
+                before = tokens.left
+                (result,) = await (await acme.submit(["one two three"]))
+                assert result.completion is not None
+                used = result.completion.usage
+                spent = used.num_prompt_tokens + used.num_completion_tokens
+                # Ten come back in a second.
+                assert spent - 5 < before - tokens.left <= spent
+                tokens.spend(tokens.left + 10)
+                job = await acme.submit(["four"])
+                await asyncio.sleep(0.5)
+                assert len(router.calls) == 1
+                assert (await job)[0].completion is not None
+
+    asyncio.run(run())
