@@ -9,15 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-PATHS = ("/v1/completions", "/v1/chat/completions")
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
 GOOD: dict[str, dict[str, Any]] = {
     PATHS[0]: {"prompt": "Hello", "max_tokens": 3, "temperature": 0},
     PATHS[1]: {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3, "stream": True},
+    PATHS[2]: {"input": "Hello", "max_output_tokens": 3, "stream": True},
+    PATHS[3]: {"prompt": "Hello"},
+    PATHS[4]: {"tokens": [5, 6]},
 }
 FIELDS = (
     "prompt", "messages", "model", "n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids",
     "min_p", "logit_bias", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "stream", "stream_options",
     "cache_salt", "priority", "slo", "echo", "best_of", "response_format", "guided_regex", "structured_outputs",
+    "input", "tokens", "text", "instructions", "tool_choice", "max_output_tokens", "add_special_tokens",
     "tools", "ignore_eos", "repetition_penalty", "include_stop_str_in_output", "max_completion_tokens", "suffix",
 )  # fmt: skip
 JSON = "application/json"
