@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.factories import BLOCK_SIZE, SEEDED, by_choice, make_request, prompt_of, run_engine
+from tests.factories import BLOCK_SIZE, GREEDY, SEEDED, by_choice, make_request, prompt_of, run_engine
 from tests.fake_model import expected_choices
 from tests.workers.pair import Pair, copy_of, on_pair
 from tests.workers.test_decode import Stage, commit_of, on_stage
@@ -90,10 +90,15 @@ def test_an_abort_after_the_commit_ends_every_choice(length, num_steps):
 
 def test_room_is_taken_for_every_choice_or_not_at_all():
     async def script(stage: Stage) -> None:
-        with pytest.raises(OverloadedError):
+        with pytest.raises(InvalidRequestError):
             stage.decode.reserve(make_request(16, replace(THREE, n=5)), "d:1")
-        assert stage.engine.num_blocks_reserved == 0
+        stage.decode.reserve(make_request(3, GREEDY, "other"), "d:1")
+        with pytest.raises(OverloadedError):
+            stage.decode.reserve(make_request(16, replace(THREE, n=4)), "d:1")
+        assert stage.engine.num_blocks_reserved == 1
+        stage.decode.abort("other")
         stage.decode.reserve(make_request(16, replace(THREE, n=4)), "d:1")
+        assert stage.engine.num_blocks_reserved == 8
         stage.decode.abort("r")
 
     on_stage(script, num_gpu_blocks_override=8, max_model_len=32)
