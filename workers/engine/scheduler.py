@@ -250,12 +250,15 @@ class Scheduler:
             if self.block_manager.can_allocate(missing):
                 request.block_table.extend(self.block_manager.allocate(missing))
                 return True
-            # Not one whose KV is being read: its blocks must stay as they are.
-            self._preempt(max((r for r in self.running if not r.hold_blocks), key=lambda r: (r.arrival, r.choice)))
+            self._preempt(max(self._victims(), key=lambda r: (r.arrival, r.choice)))
         return False
 
+    def _victims(self) -> Iterator[Request]:
+        """Who has blocks, be it without a seat; not one whose KV is being read: they must stay as they are."""
+        return (r for r in (*self.running, *self.waiting) if r.block_table and not r.hold_blocks)
+
     def _preempt(self, victim: Request) -> None:
-        self.running.remove(victim)
+        (self.running if victim.status is RequestStatus.RUNNING else self.waiting).remove(victim)
         self.free(victim)
         victim.num_computed_tokens = victim.num_published_blocks = 0
         victim.status = RequestStatus.PREEMPTED

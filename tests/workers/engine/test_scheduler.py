@@ -124,6 +124,21 @@ def test_preemption_takes_the_latest_arrival_and_starts_it_again_first():
     assert [r.request_id for r in place.waiting] == ["r2", "late"]
 
 
+def test_who_waits_for_a_seat_with_blocks_of_its_own_gives_way_to_who_came_before():
+    place = scheduler_of(SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=8))
+    live = admit(place, 4)
+    compute(place.schedule(), live)
+    late = make_request(8, request_id="late", arrival=9, output_token_ids=[7], num_computed_tokens=8)
+    late.block_table = place.block_manager.allocate(3)
+    place.add(late)
+    place.block_manager.allocate(NUM_BLOCKS - 4)
+    while not place.num_preemptions:
+        compute(place.schedule(), live)
+    assert live["r0"].status is RequestStatus.RUNNING
+    assert (late.status, late.block_table) == (RequestStatus.PREEMPTED, [])
+    assert list(place.waiting) == [late]
+
+
 def test_a_choice_for_which_there_is_no_block_waits_behind_who_came_before_it():
     place = scheduler()
     parent = make_request(6, request_id="parent", arrival=2)
