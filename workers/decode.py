@@ -16,8 +16,8 @@ from workers.kv_transfer import frame as frames
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.frame import Buffer, Digest, Frame
 from workers.kv_transfer.incoming import write_frame
+from workers.kv_transfer.kv_rows import KVRows
 from workers.kv_transfer.layout import KVLayout
-from workers.kv_transfer.shared_rows import SharedRows
 from workers.kv_transfer.slots import slots_of
 from workers.request import Request
 from workers.timeline import Timeline
@@ -116,7 +116,7 @@ class Decode:
         hand_off = self._hand_offs[grant.grant_id] = HandOff(grant, request, self._lease(grant.grant_id))
         return hand_off
 
-    async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+    async def receive(self, data: Buffer, elsewhere: KVRows | None = None) -> None:
         """Verify an encoded frame and put its KV into the blocks of its grant. Raises FrameError, StaleGrantError."""
         frame, checksum = frames.decode(data, elsewhere)
         hand_off = self._find(frame.grant_id, frame.incarnation)

@@ -21,7 +21,7 @@ from workers.config import Fault, FrameFault, Kill, PauseHeartbeat, RefuseReserv
 from workers.errors import OverloadedError
 from workers.kv_transfer.base import KVReceiver
 from workers.kv_transfer.frame import Buffer
-from workers.kv_transfer.shared_rows import SharedRows
+from workers.kv_transfer.kv_rows import KVRows
 from workers.rpc import typed_errors
 from workers.services import Border, KVTransferService, WorkerService
 
@@ -106,7 +106,7 @@ class FaultyReceiver:
         self._faults = faults
         self._overtaken = asyncio.Event()
 
-    async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+    async def receive(self, data: Buffer, elsewhere: KVRows | None = None) -> None:
         self._faults.reach("frame")
         fault = self._faults.to_frame()
         match fault and fault.fault:
@@ -139,12 +139,12 @@ class FaultyReceiver:
             pass
 
 
-def _whole(data: Buffer, elsewhere: SharedRows | None) -> bytes:
+def _whole(data: Buffer, elsewhere: KVRows | None) -> bytes:
     """A copy of the frame: what is damaged here is not to be the sender's pool."""
     return bytes(data) + (b"" if elsewhere is None else bytes(elsewhere))
 
 
-def _parts(whole: bytes, elsewhere: SharedRows | None) -> tuple[bytes, SharedRows | None]:
+def _parts(whole: bytes, elsewhere: KVRows | None) -> tuple[bytes, KVRows | None]:
     """The copy as its receiver gets it: where the payload was elsewhere, it is in memory of its own now."""
     if elsewhere is None:
         return whole, None

@@ -17,7 +17,7 @@ from workers.config import Fault
 from workers.errors import FrameError, OverloadedError
 from workers.faults import Faults, FaultyReceiver
 from workers.kv_transfer.frame import Buffer
-from workers.kv_transfer.shared_rows import SharedRows
+from workers.kv_transfer.kv_rows import KVRows
 
 FRAMES = ("drop_frame", "delay_frame", "duplicate_frame", "reorder_frame", "truncate_frame", "corrupt_frame")
 LONG = replace(SEEDED, max_tokens=20)
@@ -39,7 +39,7 @@ class Recorder:
     def __init__(self) -> None:
         self.received: list[bytes] = []
 
-    async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+    async def receive(self, data: Buffer, elsewhere: KVRows | None = None) -> None:
         self.received.append(whole(data, elsewhere))
 
 

@@ -20,7 +20,7 @@ from workers.errors import (
     UnavailableError,
 )
 from workers.kv_transfer.frame import Buffer
-from workers.kv_transfer.shared_rows import SharedRows
+from workers.kv_transfer.kv_rows import KVRows
 from workers.request import FinishReason
 
 LENGTHS = [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 15, 16, 17, 33, 100]
@@ -174,7 +174,7 @@ def test_no_more_frames_are_in_flight_than_credits_were_given(credits):
     async def script(pair: Pair) -> None:
         receive, in_flight = pair.decode.decode.receive, [0, 0]
 
-        async def count(data: Buffer, elsewhere: SharedRows | None = None) -> None:
+        async def count(data: Buffer, elsewhere: KVRows | None = None) -> None:
             in_flight[0] += 1
             in_flight[1] = max(in_flight)
             await asyncio.sleep(0.05)

@@ -10,8 +10,9 @@ from typing import Protocol, TypeVar
 
 from workers.engine.scheduler import SchedulerOutput
 from workers.errors import KVFerryError
+from workers.kv_transfer.kv_rows import KVRows
 from workers.kv_transfer.layout import KVLayout
-from workers.kv_transfer.shared_rows import SharedRows
+from workers.kv_transfer.rows import Crcs
 from workers.kv_transfer.slots import Slots
 from workers.request import TokenLogprobs
 
@@ -38,18 +39,14 @@ class StepResult:
 class HostPool(Protocol):
     """KV in this process's own memory."""
 
-    def locate(self, slots: Slots, layer_start: int, layer_end: int) -> SharedRows | None:
-        """Where the KV that Runner.read_kv copies lies, for others to read; None: where they cannot."""
+    def locate(self, slots: Slots, layer_start: int, layer_end: int) -> KVRows:
+        """Where the KV that Runner.read_kv copies lies."""
 
-    def pull(
-        self,
-        slots: Slots,
-        layer_start: int,
-        layer_end: int,
-        rows: SharedRows,
-        seen: Callable[[memoryview], object] | None = None,
-    ) -> None:
-        """As Runner.write_kv, out of another pool. `seen` gets it in order and in pieces, each gone after."""
+    def pull(self, slots: Slots, layer_start: int, layer_end: int, rows: KVRows) -> None:
+        """As Runner.write_kv, out of other memory. Raises FrameError when it is of another shape."""
+
+    def pull_and_check(self, slots: Slots, layer_start: int, layer_end: int, rows: KVRows) -> Crcs:
+        """As pull; the CRCs of what came (KVRows.crcs)."""
 
 
 class Runner(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,10 +14,10 @@ import torch
 from workers.config import CacheConfig
 from workers.engine.executor import Buffer
 from workers.errors import ConfigError, FrameError
+from workers.kv_transfer.kv_rows import KVRows, flat_rows, split_rows
 from workers.kv_transfer.layout import KVLayout
-from workers.kv_transfer.rows import Rows, aligned_zeros, copy_rows, pieces_of
+from workers.kv_transfer.rows import Crcs, Rows, aligned_zeros, copy_and_check, copy_rows
 from workers.kv_transfer.segment import Segment
-from workers.kv_transfer.shared_rows import SharedRows, flat_rows, split_rows
 from workers.kv_transfer.slots import Slots
 from workers.layers.kv_codec import POOL_DTYPES, cast, pool_width
 
@@ -60,9 +60,7 @@ class KVPool:
         layout = replace(self._layout, dtype=dtype or self._layout.dtype)
         require_size(room, layout, layer_end - layer_start, len(slots))
         if layout == self._layout and self.tensor.device.type == "cpu":
-            row_tokens, index = self._rows(slots)
-            of = self._flat(index, row_tokens, layer_start, layer_end)
-            copy_rows(np.frombuffer(room, np.uint8), np.arange(len(of)), self._memory, of, self._row_bytes(row_tokens))
+            self.locate(slots, layer_start, layer_end).copy_to(room)
         else:
             kept = self._by_slot(layer_start, layer_end).index_select(2, self._index(slots))
             numbers = kept if layout == self._layout else cast(kept, POOL_DTYPES[layout.dtype])
@@ -82,14 +80,12 @@ class KVPool:
             numbers = torch.from_numpy(given.copy()).to(target.device).view(target.dtype)
             target.index_copy_(2, self._index(slots), numbers.view(*target.shape[:2], len(slots), *target.shape[3:]))
 
-    def locate(self, slots: Slots, layer_start: int, layer_end: int) -> SharedRows | None:
-        """Where the KV that `read` copies lies, for others to read; None: where they cannot."""
-        if self._segment is None:
-            return None
+    def locate(self, slots: Slots, layer_start: int, layer_end: int) -> KVRows:
+        """Where the KV that `read` copies lies, in memory that is not a GPU's."""
         row_tokens, index = self._rows(slots)
-        return SharedRows(
-            self._segment.place,
-            self._segment.memory,
+        return KVRows(
+            self._segment.place if self._segment else b"",
+            self._memory.data,
             first_plane=2 * layer_start,
             num_planes=2 * (layer_end - layer_start),
             plane_rows=self._num_slots // row_tokens,
@@ -98,32 +94,25 @@ class KVPool:
             index=index,
         )
 
-    def pull(
-        self,
-        slots: Slots,
-        layer_start: int,
-        layer_end: int,
-        rows: SharedRows,
-        seen: Callable[[memoryview], object] | None = None,
-    ) -> None:
-        """As `write`, out of another pool. `seen` gets it in order and in pieces, each gone after the call."""
+    def pull(self, slots: Slots, layer_start: int, layer_end: int, rows: KVRows) -> None:
+        """As `write`, out of other memory."""
+        to, of, row_bytes = self._ways(slots, layer_start, layer_end, rows)
+        copy_rows(self._memory, to, rows.source, of, row_bytes)
+
+    def pull_and_check(self, slots: Slots, layer_start: int, layer_end: int, rows: KVRows) -> Crcs:
+        """As `pull`; the CRCs of what came (KVRows.crcs)."""
+        to, of, row_bytes = self._ways(slots, layer_start, layer_end, rows)
+        return copy_and_check(self._memory, to, rows.source, of, row_bytes, rows.token_bytes)
+
+    def _ways(self, slots: Slots, layer_start: int, layer_end: int, rows: KVRows) -> tuple[Rows, Rows, int]:
+        """To which rows which of `rows` go, and the bytes of one. Raises FrameError when they are of another shape."""
         require_size(rows, self._layout, layer_end - layer_start, len(slots))
         if rows.row_bytes != self._row_bytes(rows.row_tokens):
             raise FrameError(f"{rows.row_tokens} tokens of K or V are {rows.row_bytes} bytes at the sender")
         own_tokens, index = self._rows(slots)
         row_tokens = math.gcd(own_tokens, rows.row_tokens)
-        row_bytes = self._row_bytes(row_tokens)
         to = self._flat(split_rows(index, own_tokens // row_tokens), row_tokens, layer_start, layer_end)
-        of = rows.rows(row_tokens)
-        if seen is None:
-            copy_rows(self._memory, to, rows.source, of, row_bytes)
-            return
-        start, in_order = 0, np.arange(len(of))
-        for piece in pieces_of(rows.source, of, row_bytes):
-            seen(piece.data)
-            end = start + len(piece) // row_bytes
-            copy_rows(self._memory, to[start:end], piece, in_order[: end - start], row_bytes)
-            start = end
+        return to, rows.rows(row_tokens), self._row_bytes(row_tokens)
 
     @torch.inference_mode()
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
@@ -152,10 +141,10 @@ class KVPool:
         return row_tokens * self._layout.token_bytes_per_layer // 2
 
 
-def require_size(payload: Buffer | SharedRows, layout: KVLayout, num_layers: int, num_tokens: int) -> None:
+def require_size(payload: Buffer | KVRows, layout: KVLayout, num_layers: int, num_tokens: int) -> None:
     """Raise FrameError unless `payload` is KV of so many tokens and layers of that layout."""
     wanted = num_layers * num_tokens * layout.token_bytes_per_layer
-    received = len(payload) if isinstance(payload, SharedRows) else memoryview(payload).nbytes
+    received = len(payload) if isinstance(payload, KVRows) else memoryview(payload).nbytes
     if received != wanted:
         raise FrameError(f"KV of {num_tokens} tokens and {num_layers} layers is {wanted} bytes, not {received}")
 

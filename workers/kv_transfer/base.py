@@ -12,7 +12,7 @@ import grpc.aio
 
 from protos import worker_pb2 as pb
 from workers.kv_transfer.frame import Buffer, UnsentFrame
-from workers.kv_transfer.shared_rows import SharedRows
+from workers.kv_transfer.kv_rows import KVRows
 
 # A frame as one transport takes it.
 Packed = TypeVar("Packed")
@@ -65,7 +65,7 @@ class KVSender(Protocol[Packed]):
 class KVReceiver(Protocol):
     """Takes frames in, whatever brought them."""
 
-    async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+    async def receive(self, data: Buffer, elsewhere: KVRows | None = None) -> None:
         """Verify an encoded frame and put its KV where its grant says. Raises FrameError or StaleGrantError.
 
         `elsewhere`: where its payload lies, if not behind its header.

@@ -12,9 +12,9 @@ from workers.engine.executor import Executor
 from workers.errors import KVFerryError
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.frame import Frame, UnsentFrame, layers_per_frame
+from workers.kv_transfer.kv_rows import KVRows
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.peers import Peer
-from workers.kv_transfer.shared_rows import SharedRows
 from workers.kv_transfer.slots import Slots, slots_of
 from workers.request import Request
 
@@ -84,7 +84,7 @@ class FrameSender:
         runner, layout = self._executor.runner, outgoing.peer.layout
         layers = frame.layer_start, frame.layer_end
 
-        def locate() -> SharedRows | None:
+        def locate() -> KVRows | None:
             as_it_is = layout.dtype == self._layout.dtype
             return runner.host_pool.locate(slots, *layers) if as_it_is and runner.host_pool else None
 

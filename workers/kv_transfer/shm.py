@@ -14,13 +14,12 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import numpy as np
 
 from workers.errors import ConfigError, FrameError, StaleGrantError
 from workers.kv_transfer.base import KVReceiver
 from workers.kv_transfer.frame import HEADER_BYTES, UnsentFrame
+from workers.kv_transfer.kv_rows import KVRows
 from workers.kv_transfer.segment import Mappings, Segment, when_ended
-from workers.kv_transfer.shared_rows import SharedRows
 from workers.rpc import Network, add_bytes_method, call
 
 _SERVICE, _METHOD = "kvferry.v1.KVFrames", "PutShared"
@@ -36,9 +35,11 @@ class ShmSender:
     def pack(self, frame: UnsentFrame) -> tuple[Segment | None, bytes]:
         """The segment that it was copied to, if it was; the message that tells where it lies."""
         segment, rows = None, frame.locate()
-        if rows is None:
+        if rows is None or not rows.place:
             segment = self._take(frame.num_bytes)
-            rows = _filled(segment, frame)
+            payload = segment.memory[: frame.num_bytes]
+            frame.fill(payload)
+            rows = frame.frame.rows(payload, segment.place)
         return segment, frame.header(rows) + rows.encode()
 
     async def send(self, packed: tuple[Segment | None, bytes], timeout_s: float) -> None:
@@ -77,22 +78,6 @@ class ShmSender:
             self._idle.append(segment)
 
 
-def _filled(segment: Segment, frame: UnsentFrame) -> SharedRows:
-    """The payload, copied there: K or V of a layer is one row."""
-    frame.fill(segment.memory[: frame.num_bytes])
-    num_planes = 2 * (frame.frame.layer_end - frame.frame.layer_start)
-    return SharedRows(
-        segment.place,
-        segment.memory,
-        first_plane=0,
-        num_planes=num_planes,
-        plane_rows=1,
-        row_bytes=frame.num_bytes // num_planes,
-        row_tokens=frame.frame.token_end - frame.frame.token_start,
-        index=np.zeros(1, np.int64),
-    )
-
-
 class ShmTransport:
     name = "shm"
     # No payload crosses the network: a call costs as much whatever is told by it.
@@ -117,7 +102,7 @@ class ShmTransport:
 
     def serve(self, receiver: KVReceiver, server: grpc.aio.Server) -> None:
         async def put(message: bytes) -> None:
-            rows = SharedRows.decode(message[HEADER_BYTES:], self._mappings)
+            rows = KVRows.decode(message[HEADER_BYTES:], self._mappings)
             await receiver.receive(message[:HEADER_BYTES], rows)
 
         add_bytes_method(server, _SERVICE, _METHOD, put)

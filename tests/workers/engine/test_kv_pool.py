@@ -6,15 +6,16 @@ import os
 import random
 from dataclasses import replace
 
+import google_crc32c
 import numpy as np
 import pytest
 import torch
 
 from workers.engine.kv_pool import KVPool
 from workers.errors import FrameError
+from workers.kv_transfer.kv_rows import KVRows
 from workers.kv_transfer.layout import DTYPE_BYTES, KVLayout
 from workers.kv_transfer.segment import PLACE_BYTES, Mappings
-from workers.kv_transfer.shared_rows import SharedRows
 from workers.kv_transfer.slots import slots_of
 
 LAYERS, BLOCKS, BLOCK_SIZE = 3, 12, 4
@@ -97,8 +98,8 @@ def shared_pool(dtype: str, block_size: int, seed: int) -> KVPool:
 @every_dtype
 @every_range
 @pytest.mark.parametrize("block_sizes", [(4, 4), (4, 8), (8, 4), (12, 8)])
-@pytest.mark.parametrize("hashed", [True, False])
-def test_what_is_pulled_out_of_another_pool_is_what_would_be_read_there(dtype, tokens, block_sizes, hashed):
+@pytest.mark.parametrize("checked", [True, False])
+def test_what_is_pulled_out_of_another_pool_is_what_would_be_read_there(dtype, tokens, block_sizes, checked):
     (start, end), layers = tokens, (1, LAYERS)
     sender, receiver = (shared_pool(dtype, size, seed) for seed, size in enumerate(block_sizes))
     ours, theirs = (
@@ -111,17 +112,19 @@ def test_what_is_pulled_out_of_another_pool_is_what_would_be_read_there(dtype, t
         want[1:, :, slot] = bytes_of(sender)[1:, :, ours[at]]
 
     rows = sender.locate(ours, *layers)
-    assert rows is not None
     assert bytes(rows) == payload
-    there = SharedRows.decode(rows.encode(), Mappings())
-    seen: list[bytes] = []
-    receiver.pull(theirs, *layers, there, (lambda piece: seen.append(bytes(piece))) if hashed else None)
+    there = KVRows.decode(rows.encode(), Mappings())
+    if checked:
+        size = sender._layout.token_bytes_per_layer // 2
+        tokens_of_it = [bytes(payload[at : at + size]) for at in range(0, len(payload), size)]
+        assert receiver.pull_and_check(theirs, *layers, there).tolist() == [*map(google_crc32c.value, tokens_of_it)]
+    else:
+        receiver.pull(theirs, *layers, there)
     assert (bytes_of(receiver) == want).all()
-    assert b"".join(seen) == (payload if hashed else b"")
 
 
 def test_a_pool_of_its_own_memory_is_nowhere_to_be_read_by_others():
-    assert make_pool("float32", seed=1).locate([0, 1], 0, 1) is None
+    assert not make_pool("float32", seed=1).locate([0, 1], 0, 1).place
 
 
 def test_a_pool_is_there_where_no_memory_can_be_shared(monkeypatch, caplog):
@@ -130,7 +133,7 @@ def test_a_pool_is_there_where_no_memory_can_be_shared(monkeypatch, caplog):
 
     monkeypatch.setattr(os, "memfd_create", no_memfd)
     pool = shared_pool("float32", 4, seed=1)
-    assert pool.locate([0, 1], 0, 1) is None
+    assert not pool.locate([0, 1], 0, 1).place
     assert "Function not implemented" in caplog.text
     room = bytearray(2 * pool._layout.token_bytes)
     pool.read([0, 1], 0, LAYERS, memoryview(room))
@@ -140,7 +143,6 @@ def test_a_pool_is_there_where_no_memory_can_be_shared(monkeypatch, caplog):
 def test_kv_of_another_shape_is_not_pulled():
     pool = shared_pool("float32", 4, seed=1)
     rows = pool.locate(range(8), 0, 2)
-    assert rows is not None
     receiver = shared_pool("float32", 4, seed=2)
     with pytest.raises(FrameError, match="KV of 7 tokens and 2 layers is"):
         receiver.pull(range(7), 0, 2, rows)
@@ -154,13 +156,12 @@ def test_kv_of_another_shape_is_not_pulled():
 def test_rows_outside_the_memory_that_is_shared_are_refused(elsewhere):
     pool = shared_pool("float32", 4, seed=1)
     rows = pool.locate(range(8, 48), 0, LAYERS)
-    assert rows is not None
     with pytest.raises(FrameError, match="lies outside the memory"):
-        SharedRows.decode(replace(rows, **elsewhere).encode(), Mappings())
+        KVRows.decode(replace(rows, **elsewhere).encode(), Mappings())
     for index in ([12], [-1]):
         with pytest.raises(FrameError, match="lies outside the memory"):
-            SharedRows.decode(replace(rows, index=np.array(index)).encode(), Mappings())
+            KVRows.decode(replace(rows, index=np.array(index)).encode(), Mappings())
     whole = rows.encode()
     for end in (*range(PLACE_BYTES + 24), len(whole) - 1):
         with pytest.raises(FrameError):
-            SharedRows.decode(whole[:end], Mappings())
+            KVRows.decode(whole[:end], Mappings())

@@ -13,10 +13,10 @@ from typing import Any
 from tests.workers.kv_transfer.unsent import send_frame, verify, whole
 from workers.errors import StaleGrantError
 from workers.kv_transfer.frame import Buffer, Frame, decode
+from workers.kv_transfer.kv_rows import KVRows
 from workers.kv_transfer.nccl import GroupSession, NcclTransport
 from workers.kv_transfer.pair_group import Gloo
 from workers.kv_transfer.sessions import SessionSender
-from workers.kv_transfer.shared_rows import SharedRows
 from workers.rpc import GrpcNetwork
 
 SENDER, RECEIVER, OTHER = "a" * 32, "b" * 32, "c" * 32
@@ -36,7 +36,7 @@ class Receiver:
         self.open = asyncio.Event()
         self.open.set()
 
-    async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+    async def receive(self, data: Buffer, elsewhere: KVRows | None = None) -> None:
         found, checksum = decode(whole(data, elsewhere))
         if found.grant_id == 99:
             raise StaleGrantError("no more")

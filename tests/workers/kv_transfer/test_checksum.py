@@ -20,9 +20,9 @@ from workers.errors import FrameError, LayoutMismatchError, StaleGrantError
 from workers.kv_transfer.base import KVSender, Transport
 from workers.kv_transfer.frame import HEADER_BYTES, Buffer
 from workers.kv_transfer.grpc import GrpcTransport
+from workers.kv_transfer.kv_rows import KVRows
 from workers.kv_transfer.local import LocalTransport
 from workers.kv_transfer.segment import PLACE_BYTES
-from workers.kv_transfer.shared_rows import SharedRows
 from workers.kv_transfer.shm import ShmTransport
 
 OFF = {"transport": "shm", "checksum": False}
@@ -37,7 +37,7 @@ class Damaging:
         self._stage = stage
         self.damage: Damage | None = None
 
-    async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+    async def receive(self, data: Buffer, elsewhere: KVRows | None = None) -> None:
         copy = bytearray(whole(data, elsewhere))
         if self.damage is not None:
             self.damage(copy)
@@ -101,7 +101,7 @@ def test_without_a_checksum_of_payloads_a_damaged_place_is_refused():
         request, grant = stage.reserve(4)
         frame = frame_of(request, grant, (0, NUM_LAYERS), (0, 4))
         payload, num_rows = bytes(frame.payload), 2 * NUM_LAYERS
-        true = SharedRows(
+        true = KVRows(
             bytes(PLACE_BYTES), memoryview(payload), 0, 1, num_rows, len(payload) // num_rows, 4, np.arange(num_rows)
         )
         header = unsent(frame, checksum=False).header(true)

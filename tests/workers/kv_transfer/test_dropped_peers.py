@@ -26,7 +26,7 @@ def test_whatever_is_said_to_it_is_a_typed_error(what):
         await stage.launch()
         await stage.peers.get(stage.grant(NEW))
         ways = {
-            "send": lambda: old.send(old.pack(unsent(Frame(1, OLD, 0, 1, 0, 1, b"")))),
+            "send": lambda: old.send(old.pack(unsent(Frame(1, OLD, 0, 1, 0, 1, bytes(2))))),
             "commit": lambda: old.commit(pb.CommitRequest(grant_id=1, incarnation=OLD)),
             "release": lambda: old.release(1, ""),
             "renew": lambda: old.renew([1], 1.0),

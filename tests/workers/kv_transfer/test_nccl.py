@@ -26,7 +26,7 @@ from workers.rpc import call
 
 def test_frames_of_any_size_arrive_over_one_group():
     async def script(stage: Stage) -> None:
-        payloads = {i: bytes([i]) * size for i, size in enumerate((10, 1 << 20, 3, 5 << 20, 1 << 20))}
+        payloads = {i: bytes([i]) * size for i, size in enumerate((16, 1 << 20, 48, 5 << 20, 1 << 20))}
         for number, payload in payloads.items():
             await send_frame(stage.sender, frame(number, payload), "r", TIMEOUT_S)
         assert stage.receiver.received == payloads

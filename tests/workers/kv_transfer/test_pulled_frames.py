@@ -14,8 +14,8 @@ from workers.errors import FrameError
 from workers.faults import Faults, FaultyReceiver
 from workers.kv_transfer.frame import Buffer, Digest, Frame, UnsentFrame, decode
 from workers.kv_transfer.incoming import write_frame
+from workers.kv_transfer.kv_rows import KVRows
 from workers.kv_transfer.segment import Mappings
-from workers.kv_transfer.shared_rows import SharedRows
 
 CONFIG = make_config(num_gpu_blocks_override=8, max_model_len=32)
 SLOTS = [4, 5, 6, 7, 12, 13, 14, 15]
@@ -24,14 +24,13 @@ SLOTS = [4, 5, 6, 7, 12, 13, 14, 15]
 def sent_by(runner: PooledRunner, checksum: bool = True) -> tuple[bytes, bytes]:
     """The header, and where the payload lies."""
     rows = runner.kv_pool.locate(SLOTS, 0, 3)
-    assert rows is not None
     frame = Frame(1, "a" * 32, 0, 3, 0, len(SLOTS))
     unsent = UnsentFrame(frame, "r", len(rows), lambda room: None, checksum)
     return unsent.header(rows), rows.encode()
 
 
 def take(runner: HashRunner, header: bytes, place: bytes, checksum: bool = True) -> None:
-    frame, claimed = decode(header, SharedRows.decode(place, Mappings()))
+    frame, claimed = decode(header, KVRows.decode(place, Mappings()))
     digest = Digest(frame, "r")
     if not checksum:
         digest.place(frame.payload)
@@ -86,11 +85,11 @@ def test_an_injected_fault_damages_what_is_pulled_and_not_the_senders_pool():
     sender = filled()
     before = sender.pool.copy()
     header, place = sent_by(sender)
-    rows = SharedRows.decode(place, Mappings())
+    rows = KVRows.decode(place, Mappings())
     came: list[bytes] = []
 
     class Receiver:
-        async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+        async def receive(self, data: Buffer, elsewhere: KVRows | None = None) -> None:
             assert elsewhere is not None
             came.append(bytes(elsewhere))
             frame, claimed = decode(data, elsewhere)

@@ -21,19 +21,19 @@ from cluster.sim.network import SimNetwork
 from tests.workers.kv_transfer.unsent import unsent
 from workers.errors import DeadlineError, FrameError
 from workers.kv_transfer.frame import Buffer, Frame, decode
+from workers.kv_transfer.kv_rows import KVRows
 from workers.kv_transfer.segment import Mappings, Segment, when_ended
-from workers.kv_transfer.shared_rows import SharedRows
 from workers.kv_transfer.shm import ShmTransport
 
-FIRST = Frame(7, "a" * 32, 0, 2, 0, 4, b"first" * 100)
-SECOND = Frame(8, "a" * 32, 0, 2, 0, 4, b"other" * 100)
+FIRST = Frame(7, "a" * 32, 0, 2, 0, 4, b"first" * 160)
+SECOND = Frame(8, "a" * 32, 0, 2, 0, 4, b"other" * 160)
 
 # Has something in memory, tells where, and waits to be killed.
 _SENDER = """
 import sys
 from workers.kv_transfer.segment import Segment
 segment = Segment(4096)
-segment.memory[:500] = b"first" * 100
+segment.memory[:800] = b"first" * 160
 print(segment.place.hex(), flush=True)
 sys.stdin.read()
 """
@@ -56,10 +56,10 @@ def test_memory_of_another_process_is_read_in_place_and_outlives_it():
     with sending_process() as (place, process):
         memory = Mappings().memory(place)
         assert len(memory) == 4096
-        assert bytes(memory[:500]) == FIRST.payload
+        assert bytes(memory[:800]) == FIRST.payload
         process.kill()
         process.wait()
-        assert bytes(memory[:500]) == FIRST.payload
+        assert bytes(memory[:800]) == FIRST.payload
         with pytest.raises(FrameError, match=f"process {process.pid} cannot be read here"):
             Mappings().memory(place)
 
@@ -118,10 +118,10 @@ def test_what_another_process_has_in_place_of_a_segment_is_not_waited_for(tmp_pa
 
 
 def test_memory_that_the_receiver_may_still_read_is_never_written_again():
-    held: list[SharedRows] = []
+    held: list[KVRows] = []
 
     class Slow:
-        async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+        async def receive(self, data: Buffer, elsewhere: KVRows | None = None) -> None:
             assert elsewhere is not None
             held.append(elsewhere)
             if len(held) == 1:
@@ -155,7 +155,7 @@ def test_senders_leave_nothing_open_and_receivers_keep_a_bounded_number():
         return num
 
     class Receiver:
-        async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+        async def receive(self, data: Buffer, elsewhere: KVRows | None = None) -> None:
             decode(data, elsewhere)
 
     async def main() -> None:

@@ -15,8 +15,8 @@ from workers.errors import DeadlineError, FrameError, StaleGrantError, Unavailab
 from workers.kv_transfer.base import KVSender, Transport
 from workers.kv_transfer.frame import Buffer, Frame, decode
 from workers.kv_transfer.grpc import GrpcTransport
+from workers.kv_transfer.kv_rows import KVRows
 from workers.kv_transfer.local import LocalTransport
-from workers.kv_transfer.shared_rows import SharedRows
 from workers.kv_transfer.shm import ShmTransport
 
 every_transport = pytest.mark.parametrize("transport", ["grpc", "local", "shm"])
@@ -29,7 +29,7 @@ class Receiver:
     def __init__(self) -> None:
         self.received: list[bytes] = []
 
-    async def receive(self, data: Buffer, elsewhere: SharedRows | None = None) -> None:
+    async def receive(self, data: Buffer, elsewhere: KVRows | None = None) -> None:
         frame, checksum = decode(whole(data, elsewhere))
         if frame.grant_id == 99:
             raise StaleGrantError("no more")

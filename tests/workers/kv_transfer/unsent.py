@@ -7,7 +7,7 @@ from typing import Any
 
 from workers.kv_transfer.base import KVSender
 from workers.kv_transfer.frame import Buffer, Digest, Frame, UnsentFrame
-from workers.kv_transfer.shared_rows import SharedRows
+from workers.kv_transfer.kv_rows import KVRows
 
 
 def unsent(frame: Frame, request_id: str = "r", checksum: bool = True) -> UnsentFrame:
@@ -24,11 +24,11 @@ def encode(frame: Frame, request_id: str, checksum: bool = True) -> bytes:
 
 def verify(frame: Frame, checksum: int, request_id: str) -> None:
     digest = Digest(frame, request_id)
-    digest.payload(frame.payload)
+    digest.see(digest.crcs_of(frame.payload))
     digest.require(checksum)
 
 
-def whole(data: Buffer, elsewhere: SharedRows | None) -> bytes:
+def whole(data: Buffer, elsewhere: KVRows | None) -> bytes:
     """The encoded frame, as a KVReceiver gets it, with its payload."""
     return bytes(data) + (b"" if elsewhere is None else bytes(elsewhere))
 
