@@ -13,6 +13,7 @@ import grpc.aio
 
 from workers import errors
 from workers.errors import KVFerryError
+from workers.rpc_stream import StreamedCalls, add_streamed_calls
 
 M = TypeVar("M")
 
@@ -40,6 +41,11 @@ _BULK_OPTIONS = (
 )
 
 
+class BytesCaller(Protocol):
+    async def __call__(self, data: bytes, timeout_s: float) -> None:
+        """Raises the KVFerryError that the other side answers with, UnavailableError or DeadlineError."""
+
+
 class Network(Protocol):
     """Where channels and servers come from: gRPC, or the simulator's in-memory network."""
 
@@ -47,6 +53,14 @@ class Network(Protocol):
         """A channel to host:port; `bulk` ones do not share a connection with small calls."""
 
     def server(self, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server: ...
+
+    def bytes_caller(self, channel: grpc.aio.Channel, service: str, method: str) -> BytesCaller:
+        """Calls what `answer_bytes` answers."""
+
+    def answer_bytes(
+        self, server: grpc.aio.Server, service: str, method: str, handle: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        """Let `handle` take the bytes of each of many small calls; its caller gets its KVFerryError."""
 
     async def listen(self, server: grpc.aio.Server, host: str, port: int) -> str:
         """Start `server`; its address. Port 0 takes any. Raises ConfigError when the port is in use."""
@@ -58,6 +72,14 @@ class GrpcNetwork:
 
     def server(self, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
         return grpc.aio.server(interceptors=interceptors, options=_OPTIONS + _BULK_OPTIONS[:-1])
+
+    def bytes_caller(self, channel: grpc.aio.Channel, service: str, method: str) -> BytesCaller:
+        return StreamedCalls(channel, service, method)
+
+    def answer_bytes(
+        self, server: grpc.aio.Server, service: str, method: str, handle: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        add_streamed_calls(server, service, method, handle)
 
     async def listen(self, server: grpc.aio.Server, host: str, port: int) -> str:
         try:

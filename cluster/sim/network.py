@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -18,7 +18,9 @@ import grpc.aio
 
 from cluster.sim.loop import PROCESS, virtual_loop
 from cluster.sim.rpc import ClientCall, ServerCall, Status, StreamCall, UnaryCall
+from workers import rpc
 from workers.errors import ConfigError
+from workers.rpc import BytesCaller
 
 C = TypeVar("C", bound=ClientCall)
 T = TypeVar("T")
@@ -149,6 +151,20 @@ class Host:
     def server(self, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
         assert not interceptors, "calls of the simulated network have no metadata"
         return cast(grpc.aio.Server, SimServer(self))
+
+    def bytes_caller(self, channel: grpc.aio.Channel, service: str, method: str) -> BytesCaller:
+        """Each call by itself: what a fault hits is one frame."""
+        put: Any = channel.unary_unary(f"/{service}/{method}")
+
+        async def calling(data: bytes, timeout_s: float) -> None:
+            await rpc.call(put(data, timeout=timeout_s))
+
+        return calling
+
+    def answer_bytes(
+        self, server: grpc.aio.Server, service: str, method: str, handle: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        rpc.add_bytes_method(server, service, method, handle)
 
     async def listen(self, server: grpc.aio.Server, host: str, port: int) -> str:
         assert isinstance(server, SimServer)

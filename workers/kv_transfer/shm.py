@@ -1,4 +1,4 @@
-"""KV by memory that both processes of one host map: only where it lies crosses the network, a small gRPC call a frame.
+"""KV by memory that both processes of one host map: only where it lies crosses the network, a small message a frame.
 
 The receiver copies the KV out of the sender's pool into its own, and verifies what it copied: one copy in all, and none
 by the sender. Where the pool is not in such memory, or its KV has to be cast, the sender copies it to a segment first.
@@ -10,9 +10,6 @@ comes of it is a hand-off that nobody commits.
 
 from __future__ import annotations
 
-from typing import Any
-
-import grpc
 import grpc.aio
 
 from workers.errors import ConfigError, FrameError, StaleGrantError
@@ -20,15 +17,15 @@ from workers.kv_transfer.base import KVReceiver
 from workers.kv_transfer.frame import HEADER_BYTES, UnsentFrame
 from workers.kv_transfer.kv_rows import KVRows
 from workers.kv_transfer.segment import Mappings, Segment, when_ended
-from workers.rpc import Network, add_bytes_method, call
+from workers.rpc import Network
 
 _SERVICE, _METHOD = "kvferry.v1.KVFrames", "PutShared"
 
 
 class ShmSender:
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
-        self._put: Any = channel.unary_unary(f"/{_SERVICE}/{_METHOD}")
+    def __init__(self, network: Network, address: str) -> None:
+        self._channel = network.connect(address, bulk=True)
+        self._put = network.bytes_caller(self._channel, _SERVICE, _METHOD)
         # As many as frames were ever under way at once.
         self._idle: list[Segment] = []
 
@@ -45,7 +42,7 @@ class ShmSender:
     async def send(self, packed: tuple[Segment | None, bytes], timeout_s: float) -> None:
         segment, message = packed
         try:
-            await call(self._put(message, timeout=timeout_s))
+            await self._put(message, timeout_s)
         except (FrameError, StaleGrantError):
             # The receiver has answered: it reads no more.
             self._put_back(segment)
@@ -98,14 +95,14 @@ class ShmTransport:
             ) from error
 
     def sender(self, address: str, incarnation: str) -> ShmSender:
-        return ShmSender(self._network.connect(address, bulk=True))
+        return ShmSender(self._network, address)
 
     def serve(self, receiver: KVReceiver, server: grpc.aio.Server) -> None:
         async def put(message: bytes) -> None:
             rows = KVRows.decode(message[HEADER_BYTES:], self._mappings)
             await receiver.receive(message[:HEADER_BYTES], rows)
 
-        add_bytes_method(server, _SERVICE, _METHOD, put)
+        self._network.answer_bytes(server, _SERVICE, _METHOD, put)
 
     def reachable(self, receiver: KVReceiver, address: str) -> None:
         pass
