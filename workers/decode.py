@@ -37,7 +37,7 @@ class HandOff:
     # What has been verified and written, or is about to be, payloads left out.
     received: list[Frame] = field(default_factory=list)
     num_bytes: int = 0
-    num_writing: int = 0
+    writing: dict[Frame, asyncio.Future[None]] = field(default_factory=dict)
     # A copy that nobody waits for: once whole, it is a known prefix.
     is_replica: bool = False
 
@@ -121,18 +121,26 @@ class Decode:
         frame, checksum = frames.decode(data, elsewhere)
         hand_off = self._find(frame.grant_id, frame.incarnation)
         self._require_inside(frame, hand_off.grant)
-        if any(frame.same_range(other) for other in hand_off.received):
+        again = next((other for other in hand_off.received if frame.same_range(other)), None)
+        if again is None:
+            if any(frame.overlaps(other) for other in hand_off.received):
+                raise FrameError(f"KV of request {hand_off.request.request_id} overlaps what is there already")
+            writing = self._write(frame, checksum, hand_off)
+        elif again in hand_off.writing:
+            writing = hand_off.writing[again]
+        else:
             return  # Sent again because our answer was lost.
-        if any(frame.overlaps(other) for other in hand_off.received):
-            raise FrameError(f"KV of request {hand_off.request.request_id} overlaps what is there already")
-        await self._write(frame, checksum, hand_off)
+        # Shielded: a copy that has begun can't be called back, so its blocks stay ours until it is over.
+        await asyncio.shield(writing)
+        if frame.grant_id not in self._hand_offs:
+            raise StaleGrantError(f"grant {frame.grant_id} ended while its KV was being written")
 
     def commit(self, message: pb.CommitRequest) -> None:
         """The hand-off is complete: the request joins the next step. Raises FrameError when it is not, ending it."""
         hand_off = self._find(message.grant_id, message.incarnation)
         grant = hand_off.grant
         area = sum(frame.area for frame in hand_off.received)
-        complete = area == (grant.end - grant.start) * self._layout.num_layers and not hand_off.num_writing
+        complete = area == (grant.end - grant.start) * self._layout.num_layers and not hand_off.writing
         if not complete or (message.num_frames, message.num_bytes) != (len(hand_off.received), hand_off.num_bytes):
             error = FrameError(
                 f"KV of request {hand_off.request.request_id} is incomplete: {len(hand_off.received)} frames of "
@@ -212,7 +220,7 @@ class Decode:
         self._fail(hand_off, error)
         raise error
 
-    async def _write(self, frame: Frame, checksum: int, hand_off: HandOff) -> None:
+    def _write(self, frame: Frame, checksum: int, hand_off: HandOff) -> asyncio.Future[None]:
         request, executor = hand_off.request, self._engine.executor
         slots = slots_of(request.block_table, frame.token_start, frame.token_end, self._layout.block_size)
 
@@ -225,15 +233,11 @@ class Decode:
 
         taken = replace(frame, payload=b"")
         hand_off.received.append(taken)
-        hand_off.num_writing += 1
-        # Shielded: a copy that has begun can't be called back, so its blocks stay ours until it is over.
         write = executor.copy(len(slots), verify_and_copy)
-        writing = asyncio.ensure_future(self._until_written(write, taken, hand_off))
+        writing = hand_off.writing[taken] = asyncio.ensure_future(self._until_written(write, taken, hand_off))
         # Nobody is left to hear its error when this call was cancelled.
         writing.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.shield(writing)
-        if frame.grant_id not in self._hand_offs:
-            raise StaleGrantError(f"grant {frame.grant_id} ended while its KV was being written")
+        return writing
 
     async def _until_written(self, write: Awaitable[None], taken: Frame, hand_off: HandOff) -> None:
         num_bytes = taken.expected_bytes(self._layout)
@@ -246,8 +250,8 @@ class Decode:
             hand_off.received.remove(taken)
             raise
         finally:
-            hand_off.num_writing -= 1
-            if not hand_off.num_writing and hand_off.grant.grant_id in self._quarantined:
+            del hand_off.writing[taken]
+            if not hand_off.writing and hand_off.grant.grant_id in self._quarantined:
                 del self._quarantined[hand_off.grant.grant_id]
                 self._engine.release(hand_off.request)
 
@@ -267,7 +271,7 @@ class Decode:
 
     def _end(self, hand_off: HandOff) -> None:
         self._forget(hand_off)
-        if hand_off.num_writing:
+        if hand_off.writing:
             hand_off.request.hold_blocks = True
             self._quarantined[hand_off.grant.grant_id] = hand_off
         self._engine.abort(hand_off.request.request_id)

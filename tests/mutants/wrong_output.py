@@ -53,7 +53,7 @@ WRONG_OUTPUT = (
         "a commit waits for no frame that is still being written",
         "B8",
         DECODE,
-        " and not hand_off.num_writing\n",
+        " and not hand_off.writing\n",
         "\n",
         ("tests/workers/test_commit.py::test_a_commit_that_counts_only_what_is_written_so_far_is_refused",),
     ),

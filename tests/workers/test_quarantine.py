@@ -82,3 +82,20 @@ def test_a_sender_that_goes_away_during_a_write_changes_nothing_about_the_write(
         assert request.output_token_ids == whole
 
     on_stage(script)
+
+
+def test_a_frame_sent_again_is_acknowledged_once_it_is_written_and_no_sooner():
+    async def script(stage: Stage) -> None:
+        request, grant = stage.reserve(8)
+        frames = stage.frames(request, grant)
+        stage.engine.executor._copy_s = lambda num_slots: 1.0  # type: ignore[attr-defined]
+        began = seconds()
+        first = asyncio.create_task(stage.receive(frames[0]))
+        await asyncio.sleep(0.1)
+        await stage.receive(frames[0])
+        assert seconds() == pytest.approx(began + 1.0)
+        await first
+        assert stage.decode.num_frames_received == 1
+        stage.decode.close()
+
+    on_stage(script)

@@ -77,15 +77,13 @@ class Mappings:
                 self._on_process(pid)
         self._mapped.move_to_end(token)
         if len(self._mapped) > _MAX_MAPPINGS:
-            # Unmapped once the last view into it is gone.
-            self._mapped.popitem(last=False)
+            _unmap([self._mapped.popitem(last=False)])
         return self._mapped[token][1][_HEAD_BYTES : _HEAD_BYTES + num_bytes]
 
     def forget(self, pid: int) -> None:
-        """Memory goes with the last process that has it mapped: on a thread, since that takes 0.2 s a GiB."""
         its = [token for token, (owner, _) in self._mapped.items() if owner == pid]
         if its:
-            threading.Thread(target=[self._mapped.pop(token) for token in its].clear, name="unmap").start()
+            _unmap([self._mapped.pop(token) for token in its])
 
 
 def when_ended(pid: int, call: Callable[[], None]) -> None:
@@ -107,6 +105,12 @@ def when_ended(pid: int, call: Callable[[], None]) -> None:
 
     loop.add_reader(life, ended)
     return None
+
+
+def _unmap(mappings: list[object]) -> None:
+    """Once the last view into them is gone, too. On a thread: memory goes with the last process that has it mapped, and
+    that takes 0.2 s a GiB."""
+    threading.Thread(target=mappings.clear, name="unmap").start()
 
 
 def _map(pid: int, fd: int, token: bytes) -> memoryview:
