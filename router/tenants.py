@@ -16,7 +16,13 @@ from pydantic import Field, ValidationError
 
 from router.rate_limit import Bucket
 from workers.config import Strict
-from workers.errors import AuthenticationError, ConfigError, InvalidRequestError, OverloadedError
+from workers.errors import (
+    AuthenticationError,
+    ConfigError,
+    InvalidRequestError,
+    OverloadedError,
+    PermissionDeniedError,
+)
 from workers.request import Terms
 
 logger = logging.getLogger(__name__)
@@ -32,6 +38,8 @@ class KeyConfig(Strict):
     tokens_per_minute: int | None = Field(default=None, ge=1)
     # The most urgent priority that it may ask for: the lowest number.
     max_priority: int = 0
+    # May look at what is every tenant's (`kvferry verify`).
+    admin: bool = False
 
 
 class KeyFile(Strict):
@@ -85,6 +93,16 @@ class Caller:
 # Whose call the running task answers; None: no keys are asked for. A variable of the context, so that whatever serves a
 # call, by whichever of the routes, is charged to its key.
 CALLER: ContextVar[Caller | None] = ContextVar("CALLER", default=None)
+
+
+def require_admin() -> None:
+    """Raises PermissionDeniedError when the running task's call may not see what is every tenant's."""
+    caller = CALLER.get()
+    if caller is not None and not caller.key.admin:
+        raise PermissionDeniedError(
+            "this shows every tenant's requests, and your API key is its tenant's alone; use one with `admin: true` "
+            "(`kvferry keys new --admin`)"
+        )
 
 
 class KeyRing:

@@ -114,6 +114,14 @@ JOBS = (
         (f"{QUEUE_TESTS}::test_a_tenant_sees_its_own_jobs_only[sqlite]",),
     ),
     Mutant(
+        "a tenant's uploads have a bound",
+        "-",
+        "router/batches/file_store.py",
+        "if num_there + num_bytes > quota_bytes:",
+        "if num_bytes > quota_bytes:",
+        ("tests/router/test_file_quota.py::test_a_tenants_files_have_a_quota_that_deleting_gives_back",),
+    ),
+    Mutant(
         "a job submitted twice is one job",
         "-",
         STORE,
