@@ -53,9 +53,16 @@ class Caller:
     key: KeyConfig
     requests: Bucket | None
     tokens: Bucket | None
+    # Set where a prompt of a job is answered: how urgent that is.
+    job_priority: int | None = None
 
     def terms(self, asked: Terms) -> Terms:
-        """Raises InvalidRequestError when it asks to go before those that it may not go before."""
+        """Of a job's prompt those of the job, whatever it asks for.
+
+        Raises InvalidRequestError when it asks to go before those that it may not go before.
+        """
+        if self.job_priority is not None:
+            return Terms(self.key.tenant, self.job_priority, job=True)
         if asked.priority < self.key.max_priority:
             raise InvalidRequestError(
                 f"priority is {asked.priority}; your API key allows {self.key.max_priority} and above (lower goes "
@@ -187,8 +194,8 @@ def digest_of(key: str) -> str:
 
 
 def _caller(key: KeyConfig) -> Caller:
-    limits = (key.requests_per_minute, key.tokens_per_minute)
-    return Caller(key, *(Bucket(limit) if limit else None for limit in limits))
+    requests, tokens = (Bucket(limit) if limit else None for limit in (key.requests_per_minute, key.tokens_per_minute))
+    return Caller(key, requests, tokens)
 
 
 def _take(bucket: Bucket | None, amount: int, what: str) -> None:

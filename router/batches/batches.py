@@ -18,7 +18,7 @@ from router.jobs.end import ERROR_FILE, OUTPUT_FILE
 from router.jobs.records import JobRecord, JobStatus, NewJob
 from router.jobs.runner import Jobs
 from router.jobs.store import JobStore
-from router.jobs.tenant import calling_tenant
+from router.jobs.tenant import calling_priority, calling_tenant
 from workers.errors import InvalidRequestError, NotFoundError
 
 _WINDOWS_S = {"24h": 86_400.0}
@@ -76,7 +76,7 @@ class Batches:
         prompts = [] if parsed.problems else parsed.prompts
         window_s = _WINDOWS_S[body.completion_window]
         return await self._store.add(
-            NewJob(tenant, f"batch_{uuid.uuid4().hex}", body.endpoint, prompts, details, window_s)
+            NewJob(tenant, f"batch_{uuid.uuid4().hex}", body.endpoint, prompts, details, window_s, calling_priority())
         )
 
     async def get(self, tenant: str, batch_id: str) -> JobRecord:

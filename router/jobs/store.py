@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from router.jobs.database import Database
 from router.jobs.end import end_job
 from router.jobs.records import JobRecord, JobStatus, NewJob, StoredAnswer, Used
-from router.jobs.tables import AnswerRow, JobRow, PromptRow
+from router.jobs.tables import PRIORITY, AnswerRow, JobRow, PromptRow
 from workers.errors import ConflictError, NotFoundError
 from workers.timeline import Timeline
 
@@ -73,7 +73,7 @@ def _add(session: Session, job: NewJob, now_s: float, ttl_s: float) -> JobRecord
         status=JobStatus.RUNNING,
         digest=digest,
         num_prompts=len(job.prompts),
-        details=dict(job.details),
+        details={**job.details, PRIORITY: job.priority},
         created_s=now_s,
         due_s=None if job.time_limit_s is None else now_s + job.time_limit_s,
     )
