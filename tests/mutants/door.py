@@ -49,9 +49,8 @@ DOOR = (
         "",
         (
             f"{FAILED}::test_c10_a_whole_answer_that_failed_is_an_error",
-            "tests/router/test_failed_answers.py::test_a_failed_generation_is_no_answer",
-            "tests/router/test_failed_answers.py"
-            "::test_a_generation_that_fails_mid_stream_ends_with_an_error_and_no_finish_reason",
+            f"{FAILED}::test_c10_a_stream_that_failed_before_its_first_piece_is_an_error",
+            f"{FAILED}::test_c10_a_stream_that_failed_later_ends_with_an_error_and_no_finish_reason",
         ),
     ),
     Mutant(
