@@ -61,6 +61,14 @@ FRONT = (
         ),
     ),
     Mutant(
+        "a call that begins while a map is closed is cancelled",
+        "",
+        "cluster/connection.py",
+        "        if self._cancelled:\n            call.cancel()\n",
+        "",
+        ("tests/cluster/test_calls.py::test_a_call_that_begins_while_the_others_are_cancelled_is_cancelled_too",),
+    ),
+    Mutant(
         "time of a try that failed is counted",
         "",
         "router/router.py",
