@@ -34,7 +34,8 @@ def strict_calls(tools: Sequence[Mapping[str, Any]], strict: Collection[str]) ->
 
 
 def _written_as_json_dumps_does(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {**schema, "x-guidance": {**JSON_DEFAULTS, "lenient": False, **schema.get("x-guidance", {})}}
+    own = schema.get("x-guidance", {})
+    return {**schema, "x-guidance": {**JSON_DEFAULTS, "lenient": False, **own} if isinstance(own, dict) else own}
 
 
 def _quoted(text: str) -> str:

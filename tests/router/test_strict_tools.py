@@ -64,8 +64,21 @@ def test_responses_know_it_too():
     assert not accepts(router.calls[0][1].grammar, CALL.replace("Bern", "Bernissimo"))
 
 
-def test_a_schema_that_cannot_be_held_is_refused_rather_than_forgotten():
-    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object", "not": {}}}}
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object", "not": {}},
+        {"type": "object", "x-guidance": 5},
+        {"type": "object", "x-guidance": {"nonsense": 1}},
+        {"$ref": "#/nowhere"},
+        {"type": "nothing"},
+        {"enum": ["\ud800"]},
+        {"const": float("nan")},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}},
+    ],
+)
+def test_a_schema_that_cannot_be_held_is_refused_rather_than_forgotten(parameters: dict[str, Any]):
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}
     with pytest.raises(InvalidRequestError) as caught:
         read_tools([tool], "auto", None).grammar(tool_syntax("hermes", None))
     assert caught.value.param == "tools"
