@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         ConflictError,
         InternalServerError,
         NotFoundError,
+        PermissionDeniedError,
         RateLimitError,
     )
 
@@ -32,6 +33,7 @@ __all__ = [
     "InternalServerError",
     "Job",
     "NotFoundError",
+    "PermissionDeniedError",
     "RateLimitError",
 ]
 

@@ -11,46 +11,27 @@ from typing import Any, Unpack
 import grpc.aio
 
 from cluster.connection import AsyncConnection
-from cluster.job_records import JobInfo, JobResult, JobStatus, info_from_pb, new_job_id, result_from_pb
+from cluster.job_records import (
+    CALL_TIMEOUT_S,
+    SUBMIT_TIMEOUT_S,
+    JobInfo,
+    JobResult,
+    KnownJob,
+    info_from_pb,
+    new_job_id,
+    result_from_pb,
+)
 from cluster.prompts import job_requests
-from cluster.records import Options, Prompt, Usage
+from cluster.records import Options, Prompt
 from protos import router_pb2 as pb
-from workers.timeline import Timeline
-
-_TIMEOUT_S = 30.0
-# A large job takes a while to be put down.
-_SUBMIT_TIMEOUT_S = 300.0
 
 
-class AsyncJob:
+class AsyncJob(KnownJob):
     """To await it is to wait for all results, in the order of the prompts; asyncio.as_completed takes it."""
 
     def __init__(self, jobs: AsyncJobs, info: JobInfo) -> None:
         self._jobs = jobs
-        # As it was when last looked at.
         self.info = info
-
-    @property
-    def id(self) -> str:
-        return self.info.id
-
-    @property
-    def status(self) -> JobStatus:
-        return self.info.status
-
-    @property
-    def progress(self) -> float:
-        """0 to 1."""
-        return self.info.progress
-
-    @property
-    def usage(self) -> Usage:
-        return self.info.usage
-
-    @property
-    def timeline(self) -> Timeline:
-        """The sum over all answers."""
-        return self.info.timeline
 
     async def refresh(self) -> JobInfo:
         """Look now."""
@@ -93,7 +74,7 @@ class AsyncJobs:
         metadata = self._connection.metadata
         answer = await self._connection.call(
             lambda stubs, timeout_s: stubs.jobs.SubmitJob(request, timeout=timeout_s, metadata=metadata),
-            _SUBMIT_TIMEOUT_S,
+            SUBMIT_TIMEOUT_S,
         )
         return AsyncJob(self, info_from_pb(answer.job))
 
@@ -103,7 +84,7 @@ class AsyncJobs:
     async def info(self, job_id: str) -> JobInfo:
         request, metadata = pb.GetJobRequest(job_id=job_id), self._connection.metadata
         answer = await self._connection.call(
-            lambda stubs, timeout_s: stubs.jobs.GetJob(request, timeout=timeout_s, metadata=metadata), _TIMEOUT_S
+            lambda stubs, timeout_s: stubs.jobs.GetJob(request, timeout=timeout_s, metadata=metadata), CALL_TIMEOUT_S
         )
         return info_from_pb(answer.job)
 
@@ -111,7 +92,7 @@ class AsyncJobs:
         """The latest first; `after`: the id of the last one of the page before."""
         request, metadata = pb.ListJobsRequest(limit=limit, after=after), self._connection.metadata
         answer = await self._connection.call(
-            lambda stubs, timeout_s: stubs.jobs.ListJobs(request, timeout=timeout_s, metadata=metadata), _TIMEOUT_S
+            lambda stubs, timeout_s: stubs.jobs.ListJobs(request, timeout=timeout_s, metadata=metadata), CALL_TIMEOUT_S
         )
         return [info_from_pb(job) for job in answer.jobs]
 
@@ -119,7 +100,7 @@ class AsyncJobs:
         """To cancel one that has ended changes nothing."""
         request, metadata = pb.CancelJobRequest(job_id=job_id), self._connection.metadata
         answer = await self._connection.call(
-            lambda stubs, timeout_s: stubs.jobs.CancelJob(request, timeout=timeout_s, metadata=metadata), _TIMEOUT_S
+            lambda stubs, timeout_s: stubs.jobs.CancelJob(request, timeout=timeout_s, metadata=metadata), CALL_TIMEOUT_S
         )
         return info_from_pb(answer.job)
 

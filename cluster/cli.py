@@ -191,6 +191,7 @@ def keys() -> None:
 @click.option("--requests-per-minute", type=click.IntRange(1), help="None: any number.")
 @click.option("--tokens-per-minute", type=click.IntRange(1), help="Of prompts and answers. None: any number.")
 @click.option("--max-priority", type=int, default=0, show_default=True, help="The most urgent it may ask for.")
+@click.option("--admin", is_flag=True, help="It may see what is every tenant's: `kvferry verify`.")
 def keys_new(**entry: Any) -> None:
     """Print a new key, which is nowhere else, and the line of the file of keys that lets it in."""
     from cluster.keys import new_key

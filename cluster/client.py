@@ -25,7 +25,7 @@ import grpc
 import grpc.aio
 
 from cluster.async_jobs import AsyncJob, AsyncJobs
-from cluster.connection import AsyncConnection, Connection
+from cluster.connection import AsyncConnection, Calls, Connection
 from cluster.job_records import JobInfo, JobResult
 from cluster.jobs import Job, Jobs
 from cluster.mapping import Outcome, amap_in_order, map_in_order
@@ -64,9 +64,6 @@ DEFAULT_TARGET = "127.0.0.1:8001"
 _STATUS_TIMEOUT_S = 10.0
 _MAX_IN_FLIGHT = 16
 
-# Calls that are under way.
-_Calls = set[grpc.Call]
-
 
 class Client:
     """Blocking. One per process is enough; safe to share between threads."""
@@ -83,11 +80,11 @@ class Client:
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
         """Wait for the whole answer. Raises KVFerryError."""
-        return self._generate(prompt, options, set())
+        return self._generate(prompt, options, Calls())
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Generator[Chunk]:
         """The answer as it comes; closing the iterator cancels the request. Raises KVFerryError."""
-        return self._stream(prompt, options, set())
+        return self._stream(prompt, options, Calls())
 
     def map(
         self,
@@ -99,13 +96,13 @@ class Client:
     ) -> Generator[Completion]:
         """Their whole answers in their order, so many prompts at once; closing the iterator cancels the rest. Raises
         KVFerryError in the place of an answer; to go on after one, submit a job."""
-        calls: _Calls = set()
+        calls = Calls()
         outcomes = map_in_order(
             lambda prompt: self._generate(prompt, options, calls),
             prompts,
             max_in_flight,
             progress,
-            lambda: _cancel_all(calls),
+            calls.cancel,
         )
         with closing(outcomes):
             for outcome in outcomes:
@@ -137,11 +134,11 @@ class Client:
         self.jobs.close()
         self._connection.close()
 
-    def _generate(self, prompt: Prompt, options: Options, calls: _Calls) -> Completion:
+    def _generate(self, prompt: Prompt, options: Options, calls: Calls) -> Completion:
         with closing(self._stream(prompt, options, calls)) as chunks:
             return completion_of(list(chunks))
 
-    def _stream(self, prompt: Prompt, options: Options, calls: _Calls) -> Generator[Chunk]:
+    def _stream(self, prompt: Prompt, options: Options, calls: Calls) -> Generator[Chunk]:
         connection = self._connection
         answering = Answering(prompt, options, connection.routers)
         patience = answering.patience
@@ -274,8 +271,3 @@ def _answer_of(outcome: Outcome) -> Completion:
     if isinstance(outcome, KVFerryError):
         raise outcome
     return outcome
-
-
-def _cancel_all(calls: _Calls) -> None:
-    for call in list(calls):
-        call.cancel()

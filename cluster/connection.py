@@ -40,6 +40,28 @@ class Stubs:
     jobs: JobServiceStub
 
 
+class Calls:
+    """Calls under way on several threads, to be cancelled together."""
+
+    def __init__(self) -> None:
+        self._calls: set[grpc.Call] = set()
+        self._cancelled = False
+
+    def add(self, call: grpc.Call) -> None:
+        """One that comes too late is cancelled, too."""
+        self._calls.add(call)
+        if self._cancelled:
+            call.cancel()
+
+    def discard(self, call: grpc.Call) -> None:
+        self._calls.discard(call)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        for call in list(self._calls):
+            call.cancel()
+
+
 class Connection:
     def __init__(self, target: str, tls: Tls | None = None, api_key: str | None = None) -> None:
         self.routers = Routers(target, api_key)

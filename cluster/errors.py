@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from workers.errors import AbortedError, AuthenticationError, ConflictError, KVFerryError, NotFoundError
+from workers.errors import (
+    AbortedError,
+    AuthenticationError,
+    ConflictError,
+    KVFerryError,
+    NotFoundError,
+    PermissionDeniedError,
+)
 from workers.errors import DeadlineError as APITimeoutError
 from workers.errors import InvalidRequestError as BadRequestError
 from workers.errors import KVFerryError as APIError
@@ -21,5 +28,6 @@ __all__ = [
     "InternalServerError",
     "KVFerryError",
     "NotFoundError",
+    "PermissionDeniedError",
     "RateLimitError",
 ]

@@ -12,6 +12,10 @@ from workers.errors import BY_NAME, KVFerryError
 from workers.timeline import Timeline
 from workers.wire import timeline_from_pb
 
+# Of a call about jobs; to put down a large one takes a while.
+CALL_TIMEOUT_S = 30.0
+SUBMIT_TIMEOUT_S = 300.0
+
 JobStatus = Literal["running", "completed", "cancelled", "expired"]
 
 
@@ -41,6 +45,35 @@ class JobInfo:
     def progress(self) -> float:
         """0 to 1."""
         return self.num_answered / self.num_prompts
+
+
+class KnownJob:
+    """What a job of either client tells of itself."""
+
+    # As it was when last looked at.
+    info: JobInfo
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    @property
+    def status(self) -> JobStatus:
+        return self.info.status
+
+    @property
+    def progress(self) -> float:
+        """0 to 1."""
+        return self.info.progress
+
+    @property
+    def usage(self) -> Usage:
+        return self.info.usage
+
+    @property
+    def timeline(self) -> Timeline:
+        """The sum over all answers."""
+        return self.info.timeline
 
 
 @dataclass(frozen=True, slots=True)

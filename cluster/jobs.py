@@ -13,52 +13,35 @@ from typing import Unpack
 import grpc
 
 from cluster.connection import Connection
-from cluster.job_records import JobInfo, JobResult, JobStatus, info_from_pb, new_job_id, result_from_pb
+from cluster.job_records import (
+    CALL_TIMEOUT_S,
+    SUBMIT_TIMEOUT_S,
+    JobInfo,
+    JobResult,
+    KnownJob,
+    info_from_pb,
+    new_job_id,
+    result_from_pb,
+)
 from cluster.prompts import job_requests
-from cluster.records import Options, Prompt, Usage
+from cluster.records import Options, Prompt
 from cluster.routers import Patience
 from protos import router_pb2 as pb
 from workers.errors import KVFerryError, UnavailableError
-from workers.timeline import Timeline
 
-_TIMEOUT_S = 30.0
-# A large job takes a while to be put down.
-_SUBMIT_TIMEOUT_S = 300.0
 # Between two looks at jobs that somebody waits for.
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.05, 1.0
 
 
-class Job(Future[list[JobResult]]):
+class Job(KnownJob, Future[list[JobResult]]):
     """A future, whose result is all results in the order of the prompts; concurrent.futures.as_completed takes it."""
 
     def __init__(self, jobs: Jobs, info: JobInfo) -> None:
         super().__init__()
         self._jobs = jobs
-        # As it was when last looked at, which is done every second until its end.
+        # Looked at every second until its end.
         self.info = info
         self.set_running_or_notify_cancel()
-
-    @property
-    def id(self) -> str:
-        return self.info.id
-
-    @property
-    def status(self) -> JobStatus:
-        return self.info.status
-
-    @property
-    def progress(self) -> float:
-        """0 to 1."""
-        return self.info.progress
-
-    @property
-    def usage(self) -> Usage:
-        return self.info.usage
-
-    @property
-    def timeline(self) -> Timeline:
-        """The sum over all answers."""
-        return self.info.timeline
 
     def refresh(self) -> JobInfo:
         """Look now."""
@@ -103,7 +86,7 @@ class Jobs:
         metadata = self._connection.metadata
         answer = self._connection.call(
             lambda stubs, timeout_s: stubs.jobs.SubmitJob(request, timeout=timeout_s, metadata=metadata),
-            _SUBMIT_TIMEOUT_S,
+            SUBMIT_TIMEOUT_S,
         )
         return self._watched(info_from_pb(answer.job))
 
@@ -113,7 +96,7 @@ class Jobs:
     def info(self, job_id: str) -> JobInfo:
         request, metadata = pb.GetJobRequest(job_id=job_id), self._connection.metadata
         answer = self._connection.call(
-            lambda stubs, timeout_s: stubs.jobs.GetJob(request, timeout=timeout_s, metadata=metadata), _TIMEOUT_S
+            lambda stubs, timeout_s: stubs.jobs.GetJob(request, timeout=timeout_s, metadata=metadata), CALL_TIMEOUT_S
         )
         return info_from_pb(answer.job)
 
@@ -121,7 +104,7 @@ class Jobs:
         """The latest first; `after`: the id of the last one of the page before."""
         request, metadata = pb.ListJobsRequest(limit=limit, after=after), self._connection.metadata
         answer = self._connection.call(
-            lambda stubs, timeout_s: stubs.jobs.ListJobs(request, timeout=timeout_s, metadata=metadata), _TIMEOUT_S
+            lambda stubs, timeout_s: stubs.jobs.ListJobs(request, timeout=timeout_s, metadata=metadata), CALL_TIMEOUT_S
         )
         return [info_from_pb(job) for job in answer.jobs]
 
@@ -129,7 +112,7 @@ class Jobs:
         """To cancel one that has ended changes nothing."""
         request, metadata = pb.CancelJobRequest(job_id=job_id), self._connection.metadata
         answer = self._connection.call(
-            lambda stubs, timeout_s: stubs.jobs.CancelJob(request, timeout=timeout_s, metadata=metadata), _TIMEOUT_S
+            lambda stubs, timeout_s: stubs.jobs.CancelJob(request, timeout=timeout_s, metadata=metadata), CALL_TIMEOUT_S
         )
         return info_from_pb(answer.job)
 

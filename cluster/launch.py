@@ -1,4 +1,4 @@
-"""From a ClusterConfig to running processes: the only module that imports ray.
+"""From a ClusterConfig to running processes: with ray_session.py the only module that imports ray.
 
 Ray starts the processes, tells when one died, and ends them. It never carries a token or a KV byte.
 """
@@ -6,33 +6,26 @@ Ray starts the processes, tells when one died, and ends them. It never carries a
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.exceptions
-import ray.util
 
 from cluster.actors import BEAT_S, RouterProcess, WorkerProcess
 from cluster.config import ClusterConfig, router_replicas, worker_configs
 from cluster.controller import Controller, Health
 from cluster.endpoints import Endpoints
 from cluster.gpus import gpu_share
-from cluster.guard import Guard
-from cluster.ports import require_listener
+from cluster.ray_session import STOPPED, RaySession
 from workers.config import Role, WorkerConfig
-from workers.errors import AbortedError, ConfigError, KVFerryError
+from workers.errors import AbortedError, KVFerryError
 
 logger = logging.getLogger(__name__)
 
-_STOPPED = "stopped before it was ready"
 _POLL_S = 0.1
 _STOP_TIMEOUT_S = 5.0
 # For a router to hear from workers that answered already.
@@ -43,12 +36,6 @@ _BEAT_TIMEOUT_S = 0.1
 _SLOW_START, _LEAST_START_S = 4, 60.0
 # In a Ray that is not ours, nobody else ends the actors of a cluster whose process was killed.
 _ORPHAN_S = 60.0
-# Ray's least: nothing of ours goes through its object store.
-_OBJECT_STORE_BYTES = 80 << 20
-# Paths of Unix sockets have at most 107 characters; Ray and we append 83.
-_MAX_TEMP_DIR = 24
-# Workers that serve must not run at low priority, as Ray's batch workers do.
-_RAY_CONFIG = {"worker_niceness": 0, "enable_metrics_collection": False}
 
 
 class Cluster:
@@ -71,31 +58,16 @@ class Cluster:
         # What starting all at once took.
         self._start_s = 0.0
         self._num_begun: Counter[str] = Counter()
-        self._cleanup = ExitStack()
-        self._guard: Guard | None = None
+        self._ray = RaySession(config.name, config.address, stopped)
 
     def start_ray(self, say: Callable[[str], None]) -> None:
         """The ground to stand on. Raises KVFerryError. Ray's own signal handlers may be in place afterwards."""
-        say("starting Ray" if self._config.address is None else f"joining Ray at {self._config.address}")
-        logging.getLogger("ray").setLevel(logging.ERROR)
-        # On the main thread Ray would make a SIGTERM end us in the middle of its start. The thread must outlive Ray's
-        # processes: the kernel kills them with the thread that started them.
-        thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
-        self._cleanup.callback(thread.shutdown)
-        started = thread.submit(self._init_ray)
-        while not wait([started], timeout=_STOP_TIMEOUT_S).done:
-            if self._stopped() and not wait([started], timeout=_STOP_TIMEOUT_S).done:
-                # Part of Ray was stopped too, and the rest would wait for it for a minute.
-                say(_STOPPED)
-                if self._guard:
-                    self._guard.watch_descendants()
-                os._exit(1)
-        started.result()
+        self._ray.start(say)
 
     def start(self, say: Callable[[str], None]) -> Endpoints:
         """Ready to answer when it returns. Raises KVFerryError; stop() then ends what is half-started."""
         if self._stopped():
-            raise AbortedError(_STOPPED)
+            raise AbortedError(STOPPED)
         began_s = time.monotonic()
         self._start_actors()
         say(f"loading {', '.join(worker.name for worker in self._workers)}")
@@ -140,8 +112,7 @@ class Cluster:
                 self._stop_actors()
         finally:
             self._actors.clear()
-            ray.shutdown()
-            self._cleanup.close()
+            self._ray.stop()
 
     def _stop_actors(self) -> None:
         stops = [actor.stop.remote() for actor in self._actors.values()]
@@ -153,42 +124,6 @@ class Cluster:
         end_s = time.monotonic() + duration_s
         while time.monotonic() < end_s and not self._stopped():
             time.sleep(_POLL_S)
-
-    def _init_ray(self) -> None:
-        if self._config.address is None:
-            self._start_private_ray()
-        else:
-            self._join_ray(self._config.address)
-
-    def _join_ray(self, address: str) -> None:
-        require_listener(address)
-        try:
-            ray.init(address, **self._driver())
-        except (ConnectionError, RuntimeError, ValueError) as exc:
-            reason = str(exc).splitlines()[0]
-            raise ConfigError(f"address: cannot join Ray at {address}: {reason}", param="address") from None
-        if ray.util.list_named_actors():
-            raise ConfigError(f"a cluster named {self._config.name} runs in this Ray already: give yours another name")
-
-    def _start_private_ray(self) -> None:
-        """A Ray which ends with this process, even a killed one."""
-        folder = tempfile.gettempdir()
-        folder = tempfile.mkdtemp(prefix="kvferry-", dir=folder if len(folder) <= _MAX_TEMP_DIR else "/tmp")
-        self._guard = self._cleanup.enter_context(Guard(Path(folder)))
-        ray.init(
-            "local",
-            num_cpus=0,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
-            _system_config=_RAY_CONFIG,
-            _temp_dir=folder,
-            **self._driver(),
-        )
-        self._guard.watch_descendants()
-
-    def _driver(self) -> dict[str, Any]:
-        return {"namespace": f"kvferry-{self._config.name}", "log_to_driver": False, "logging_level": "error"}
 
     def _start_actors(self) -> None:
         for worker in self._workers:
@@ -248,7 +183,7 @@ class Cluster:
         results: dict[str, Any] = {}
         while pending:
             if self._stopped():
-                raise AbortedError(_STOPPED)
+                raise AbortedError(STOPPED)
             if time.monotonic() > give_up_s:
                 names, log = ", ".join(pending.values()), self.log(next(iter(pending.values())))
                 raise KVFerryError(
@@ -291,8 +226,7 @@ class Cluster:
         except KVFerryError as error:
             logger.warning("%s", error.message)
             return Health.DEAD
-        if self._guard:
-            self._guard.watch_descendants()
+        self._ray.watch_descendants()
         return Health.ANSWERS
 
     def log(self, name: str) -> Path:

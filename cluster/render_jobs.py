@@ -40,15 +40,27 @@ def _answer_object(completion: Completion) -> dict[str, Any]:
 
 
 def jobs_table(infos: Iterable[JobInfo]) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("job", no_wrap=True)
-    for name in ("status", "prompts", "answered", "failed", "tokens", "submitted", "readable until"):
-        table.add_column(name, justify="right", no_wrap=name == "status")
+    """Within 80 columns a job of the most prompts has one line, if its id is one that our client chose."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    # Another's id may be longer, and nothing else gives way to it.
+    table.add_column("job", overflow="fold")
+    table.add_column("status", no_wrap=True)
+    for name in ("answered", "failed", "tokens", "submitted", "kept until"):
+        table.add_column(name, justify="right", no_wrap=True)
     for info in infos:
-        counts = (info.num_prompts, info.num_answered, info.num_failed, info.usage.num_completion_tokens)
+        answered = f"{info.num_answered}/{info.num_prompts}"
+        tokens = _short(info.usage.num_completion_tokens)
         times = (info.created_s, info.expires_s)
-        table.add_row(info.id, info.status, *map(str, counts), *map(_local_time, times))
+        table.add_row(info.id, info.status, answered, str(info.num_failed), tokens, *map(_local_time, times))
     return table
+
+
+def _short(count: int) -> str:
+    """At most six characters."""
+    for unit, size in (("G", 10**9), ("M", 10**6)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count)
 
 
 def _local_time(at_s: float | None) -> str:

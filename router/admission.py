@@ -100,7 +100,8 @@ class Admission:
                     placement = await self._look(request, ())
                     if placement is not None:
                         self._queue.served(waiter)
-                        self._forecast.waited(num_before, _now() - arrived_s)
+                        if not request.job:
+                            self._forecast.waited(num_before, _now() - arrived_s)
                         return placement
                     await self._wait_for_change()
 
@@ -131,11 +132,15 @@ class Admission:
     async def _try(self, request: Request, tried: Collection[str]) -> Placement | None:
         if role := self._pool.whole_role():
             worker = self._with_room(role, request, tried)
-            return self._whole(request, worker, self._replica_of(request, worker, role)) if worker else None
+            if worker is None or not self._forecast.may_join(request, worker):
+                return None
+            return self._whole(request, worker, self._replica_of(request, worker, role))
         prefill = self._with_room("prefill", request, tried)
         if prefill is None:
             return None
         for decode in self._ranked("decode", request, tried, [prefill]):
+            if not self._forecast.may_join(request, decode):
+                continue
             replica_address = self._replica_of(request, decode, "decode", prefill)
             grant = await self._reserve(decode, request, replica_address)
             if grant is None:

@@ -99,6 +99,8 @@ class Answer:
         self._request = request
         self._choice = choice
         self._metrics = metrics
+        # Times of jobs, for which nobody waits, would hide those of others.
+        self._timed = not request.terms.job
         options = request.options
         self._include_stop = options.include_stop_str_in_output
         self._detokenizer = Detokenizer(tokenizer, options.skip_special_tokens)
@@ -177,12 +179,14 @@ class Answer:
         if not count:
             return
         now_s = self._clock()
+        gap_s = None
         if self._latest_s is None:
             self._first_s = now_s
-            self._metrics.first_token(now_s - self._request.arrived_s)
-            self._metrics.tokens(count, None)
-        else:
-            self._metrics.tokens(count, now_s - self._latest_s)
+            if self._timed:
+                self._metrics.first_token(now_s - self._request.arrived_s)
+        elif self._timed:
+            gap_s = now_s - self._latest_s
+        self._metrics.tokens(count, gap_s)
         self._latest_s = now_s
 
     def _last(self, chunk: TextChunk, reason: FinishReason, stopped: bool) -> TextChunk:
@@ -197,7 +201,8 @@ class Answer:
         num_prompt_tokens = len(self._request.prompt_token_ids)
         # All choices have one prompt.
         self._metrics.finished(reason, 0 if self._choice else num_prompt_tokens)
-        self._metrics.times(end_s - arrived_s, tpot_s, timeline)
+        if self._timed:
+            self._metrics.times(end_s - arrived_s, tpot_s, timeline)
         return replace(
             chunk,
             finish_reason=reason,

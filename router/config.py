@@ -42,8 +42,8 @@ class RouterConfig(Strict):
     slo: SloConfig = SloConfig()
     # A YAML file of hashed keys (`kvferry keys new`), read again when it changes. null: whoever comes is served.
     api_keys: str | None = None
-    # A larger body is answered 413, one that takes longer 408; a head that takes as long is not answered,
-    # and a client that reads nothing of its answer for so long is gone.
+    # A larger body, or message of gRPC, is refused (413), and one that takes longer (408); a head that takes as long is
+    # not answered, and a client that reads nothing of its answer for so long is gone.
     max_body_bytes: int = Field(default=8 << 20, ge=1)
     body_timeout_s: float = Field(default=60.0, gt=0)
     # Web pages of these origins may ask ("*": of all).
@@ -100,5 +100,7 @@ class JobsConfig(Strict):
     # Of one job, and bytes of an uploaded file.
     max_num_prompts: int = Field(default=50_000, ge=1)
     max_file_bytes: int = Field(default=100 << 20, ge=1)
+    # Of all uploaded files of one tenant.
+    max_tenant_file_bytes: int = Field(default=1 << 30, ge=1)
     # Tries at a prompt of which each ended with its router, or with an error that is not the prompt's.
     max_attempts: int = Field(default=10, ge=1)

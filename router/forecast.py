@@ -27,7 +27,9 @@ class Forecast:
         self._wait.add(num_tokens_before, seconds, _now())
 
     def require_slo(self, request: Request, num_tokens_before: int, num_queued: int) -> None:
-        """Raises OverloadedError when it is predicted to miss one."""
+        """Raises OverloadedError when it is predicted to miss one. A job's prompt has none."""
+        if request.job:
+            return
         own = request.slo or Slo()
         if limit_ms := own.ttft_ms or self._slo.ttft_ms:
             predicted_s = self.ttft_s(request, num_tokens_before, num_queued)
@@ -47,6 +49,14 @@ class Forecast:
         """Seconds a token, all its answers among the running ones. None: not known."""
         return tpot_s(len(request.choices), [_decode_load(worker) for worker in self._workers("decode")])
 
+    def may_join(self, request: Request, worker: WorkerHandle) -> bool:
+        """Whether `worker` may decode it now. A job's prompt may not where the answers that run would then miss
+        router.slo; where nothing runs it may."""
+        if not request.job or self._slo.tpot_ms is None:
+            return True
+        line, num_running = worker.pace.step.line(_now()), _num_running(worker)
+        return not (num_running and line) or line.at(num_running + len(request.choices)) <= self._slo.tpot_ms / 1000
+
     def _until_an_end_s(self, request: Request, tpot_s: float) -> float:
         """Until some running answer is over, if all are as long as this one may become."""
         num_running = sum(_decode_load(worker).num_running for worker in self._workers("decode"))
@@ -65,8 +75,13 @@ def _prefill_load(worker: WorkerHandle) -> PrefillLoad:
 
 
 def _decode_load(worker: WorkerHandle) -> DecodeLoad:
+    # Jobs make room (may_join): no request is refused for them.
+    return DecodeLoad(_num_running(worker) - worker.num_jobs, worker.pace.step.line(_now()))
+
+
+def _num_running(worker: WorkerHandle) -> int:
     # This router's own count is exact; the worker's has those of other routers, and is up to a heartbeat old.
-    return DecodeLoad(max(worker.num_requests, worker.stats.num_running), worker.pace.step.line(_now()))
+    return max(worker.num_requests, worker.stats.num_running)
 
 
 def _require(name: str, limit_ms: float, predicted_s: float | None, retry_after_s: float) -> None:

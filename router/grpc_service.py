@@ -13,6 +13,7 @@ from protos import router_pb2, router_pb2_grpc
 from router.answer import TextChunk, TextOptions, TextRequest
 from router.jobs.tenant import calling_tenant
 from router.structured import native_grammar
+from router.tenants import require_admin
 from router.text import Prompt, TextService, new_request_id
 from router.traces import Traces
 from workers.chat_template import Chat
@@ -61,9 +62,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.GetStatusResponse:
         return self._status()
 
+    @typed_errors
     async def AuditRouter(
         self, request: router_pb2.AuditRouterRequest, context: AuditContext
     ) -> router_pb2.AuditRouterResponse:
+        require_admin()
         return await self._audit()
 
     @typed_errors

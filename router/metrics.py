@@ -100,6 +100,12 @@ class RouterMetrics:
         self._success = Counter(
             "kvferry_request_success", "Requests ended.", ["model_name", "finished_reason"], registry=self.registry
         )
+        self._job_prompts = Counter(
+            "kvferry_job_prompts", "Prompts of jobs answered.", ["model_name", "outcome"], registry=self.registry
+        )
+        self._job_seconds = self._histogram(
+            "job_prompt_seconds", "The try that answered a prompt of a job.", _REQUEST_BUCKETS_S
+        )
         self._errors = Counter(
             "kvferry_request_errors", "Requests failed.", ["model_name", "type"], registry=self.registry
         )
@@ -112,7 +118,7 @@ class RouterMetrics:
         self._ttft.observe(ttft_s)
 
     def tokens(self, count: int, gap_s: float | None) -> None:
-        """`count` new tokens of a request, `gap_s` after its previous ones (None: the first)."""
+        """`count` new tokens of a request, `gap_s` after its previous ones (None: the first, or not to be timed)."""
         self._generation_tokens.inc(count)
         if gap_s is not None:
             self._gap.observe(gap_s / max(count, 1))
@@ -130,6 +136,11 @@ class RouterMetrics:
 
     def failed(self, error_type: str) -> None:
         self._errors.labels(self._model_name, error_type).inc()
+
+    def job_prompt(self, failed: bool, seconds: float) -> None:
+        """Answered, if only with an error, by a try that took so long."""
+        self._job_prompts.labels(self._model_name, "failed" if failed else "done").inc()
+        self._job_seconds.observe(seconds)
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)

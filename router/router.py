@@ -86,6 +86,7 @@ class Router:
             tenant=terms.tenant,
             priority=terms.priority,
             slo=terms.slo,
+            job=terms.job,
         )
         choices = [Choice(one) for one in (children_of(request) if params.n > 1 else [request])]
         if so_far is not None:
@@ -194,6 +195,7 @@ class Router:
             tenant=request.tenant,
             priority=request.priority,
             slo=request.slo,
+            job=request.job,
         )
 
     async def _attempt(
@@ -207,7 +209,7 @@ class Router:
         tried |= {placement.prefill.address, placement.decode.address}
         request.replica_address = placement.replica_address
         running = set(request.choices)
-        placement.decode.expect(request.request_id)
+        placement.decode.expect(request.request_id, request.job)
         self._attempts[request.request_id] = placement
         call.attempts[request.request_id] = placement.decode
         try:

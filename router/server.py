@@ -180,7 +180,8 @@ class RouterServer:
         )
 
     async def _start_grpc(self) -> None:
-        server = self._network.server([KeyInterceptor(self._keys)] if self._keys else ())
+        interceptors = [KeyInterceptor(self._keys)] if self._keys else ()
+        server = self._network.server(interceptors, self._config.max_body_bytes)
         service = RouterService(self.text, self.status, self._router.audit, self._router.traces)
         router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
         if self._jobs:

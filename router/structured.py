@@ -22,7 +22,7 @@ MAX_GRAMMAR_CHARS = 1 << 16
 # A message quotes the grammar between what is wrong and why.
 _MAX_PROBLEM_CHARS = 400
 _HALF = _MAX_PROBLEM_CHARS // 2
-_JSON_DEFAULTS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_DEFAULTS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Fields of OpenAI bodies and what each holds, as vLLM named them first; `structured_outputs` has them as keys.
 _GUIDED = {
     "guided_json": "json",
@@ -116,7 +116,7 @@ def _json_grammar(matcher: type[LLMatcher], value: Any) -> str:
     if not isinstance(schema, dict):
         raise TypeError("give an object")
     # `lenient` would drop what it does not know from the schema without a word.
-    return matcher.grammar_from_json_schema(schema, _JSON_DEFAULTS, {"lenient": False})  # type: ignore[arg-type]
+    return matcher.grammar_from_json_schema(schema, JSON_DEFAULTS, {"lenient": False})  # type: ignore[arg-type]
 
 
 def _any_object(matcher: type[LLMatcher], value: Any) -> str:

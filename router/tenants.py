@@ -16,7 +16,13 @@ from pydantic import Field, ValidationError
 
 from router.rate_limit import Bucket
 from workers.config import Strict
-from workers.errors import AuthenticationError, ConfigError, InvalidRequestError, OverloadedError
+from workers.errors import (
+    AuthenticationError,
+    ConfigError,
+    InvalidRequestError,
+    OverloadedError,
+    PermissionDeniedError,
+)
 from workers.request import Terms
 
 logger = logging.getLogger(__name__)
@@ -32,6 +38,8 @@ class KeyConfig(Strict):
     tokens_per_minute: int | None = Field(default=None, ge=1)
     # The most urgent priority that it may ask for: the lowest number.
     max_priority: int = 0
+    # May look at what is every tenant's (`kvferry verify`).
+    admin: bool = False
 
 
 class KeyFile(Strict):
@@ -45,9 +53,16 @@ class Caller:
     key: KeyConfig
     requests: Bucket | None
     tokens: Bucket | None
+    # Set where a prompt of a job is answered: how urgent that is.
+    job_priority: int | None = None
 
     def terms(self, asked: Terms) -> Terms:
-        """Raises InvalidRequestError when it asks to go before those that it may not go before."""
+        """Of a job's prompt those of the job, whatever it asks for.
+
+        Raises InvalidRequestError when it asks to go before those that it may not go before.
+        """
+        if self.job_priority is not None:
+            return Terms(self.key.tenant, self.job_priority, job=True)
         if asked.priority < self.key.max_priority:
             raise InvalidRequestError(
                 f"priority is {asked.priority}; your API key allows {self.key.max_priority} and above (lower goes "
@@ -85,6 +100,16 @@ class Caller:
 # Whose call the running task answers; None: no keys are asked for. A variable of the context, so that whatever serves a
 # call, by whichever of the routes, is charged to its key.
 CALLER: ContextVar[Caller | None] = ContextVar("CALLER", default=None)
+
+
+def require_admin() -> None:
+    """Raises PermissionDeniedError when the running task's call may not see what is every tenant's."""
+    caller = CALLER.get()
+    if caller is not None and not caller.key.admin:
+        raise PermissionDeniedError(
+            "this shows every tenant's requests, and your API key is its tenant's alone; use one with `admin: true` "
+            "(`kvferry keys new --admin`)"
+        )
 
 
 class KeyRing:
@@ -169,8 +194,8 @@ def digest_of(key: str) -> str:
 
 
 def _caller(key: KeyConfig) -> Caller:
-    limits = (key.requests_per_minute, key.tokens_per_minute)
-    return Caller(key, *(Bucket(limit) if limit else None for limit in limits))
+    requests, tokens = (Bucket(limit) if limit else None for limit in (key.requests_per_minute, key.tokens_per_minute))
+    return Caller(key, requests, tokens)
 
 
 def _take(bucket: Bucket | None, amount: int, what: str) -> None:

@@ -54,6 +54,7 @@ class WorkerHandle:
         self._channel = network.connect(address)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._outputs: dict[str, Outputs] = {}
+        self._jobs: set[str] = set()
         # Of those who wait for an answer. Dicts for sets: in order, so that equal seeds give equal runs.
         self._losses: dict[asyncio.Future[KVFerryError], None] = {}
         # Requests that it may still be at work on, since their abort did not reach it.
@@ -95,6 +96,11 @@ class WorkerHandle:
     def num_requests(self) -> int:
         return len(self._outputs)
 
+    @property
+    def num_jobs(self) -> int:
+        """Of these, prompts of jobs."""
+        return len(self._jobs)
+
     def status(self) -> router_pb2.WorkerStatus:
         state = router_pb2.WORKER_STATE_READY if self.reachable else router_pb2.WORKER_STATE_UNREACHABLE
         return router_pb2.WorkerStatus(address=self.address, state=state, stats=self.stats, refused=self.refused)
@@ -131,11 +137,14 @@ class WorkerHandle:
             return router_pb2.WorkerAudit(address=self.address, error=error.message)
         return router_pb2.WorkerAudit(address=self.address, audit=answer)
 
-    def expect(self, request_id: str) -> None:
-        """From now on keep this request's outputs for `outputs`; `forget` ends it."""
+    def expect(self, request_id: str, job: bool = False) -> None:
+        """From now on keep this request's outputs for `outputs`; `forget` ends it. `job`: it is a job's."""
         self._outputs[request_id] = Outputs()
+        if job:
+            self._jobs.add(request_id)
 
     def forget(self, request_id: str) -> None:
+        self._jobs.discard(request_id)
         if outputs := self._outputs.pop(request_id, None):
             outputs.close()
         self.changed.set()

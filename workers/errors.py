@@ -4,6 +4,7 @@ KVFerryError                     INTERNAL             500
   ConfigError                    INVALID_ARGUMENT     400   a config, model or machine that cannot work
   InvalidRequestError            INVALID_ARGUMENT     400   the request is at fault; `param` names the field
   AuthenticationError            UNAUTHENTICATED      401   no API key, or a wrong one
+  PermissionDeniedError          PERMISSION_DENIED    403   a good API key, but not for this
   NotFoundError                  NOT_FOUND            404   no such model or job
   ConflictError                  ALREADY_EXISTS       409   the id is another's, or was taken over by its repetition
   OverloadedError                RESOURCE_EXHAUSTED   429   no room now; retry after `retry_after_s`
@@ -52,6 +53,12 @@ class InvalidRequestError(KVFerryError):
 class AuthenticationError(KVFerryError):
     grpc_code = grpc.StatusCode.UNAUTHENTICATED
     http_status = 401
+    openai_type = "invalid_request_error"
+
+
+class PermissionDeniedError(KVFerryError):
+    grpc_code = grpc.StatusCode.PERMISSION_DENIED
+    http_status = 403
     openai_type = "invalid_request_error"
 
 
@@ -111,6 +118,7 @@ _ALL: tuple[type[KVFerryError], ...] = (
     ConfigError,
     InvalidRequestError,
     AuthenticationError,
+    PermissionDeniedError,
     NotFoundError,
     ConflictError,
     OverloadedError,

@@ -86,6 +86,8 @@ class Terms:
     tenant: str = ""
     priority: int = 0
     slo: Slo | None = None
+    # A prompt of a job: nobody waits for it, so it is held to no SLO, and holds up nobody's.
+    job: bool = False
 
 
 NO_TERMS = Terms()
@@ -172,6 +174,7 @@ class Request:
     tenant: str = ""
     priority: int = 0
     slo: Slo | None = None
+    job: bool = False
 
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None

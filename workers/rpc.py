@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -19,11 +20,12 @@ M = TypeVar("M")
 
 _ERROR_KEY, _PARAM_KEY, _CODE_KEY = "kvferry-error", "kvferry-param", "kvferry-code"
 _RETRY_KEY = "kvferry-retry-after-s"
+# What gRPC itself says of a message that its server does not read.
+_TOO_LARGE = re.compile(r"[Rr]eceived message larger than max \((\d+) vs\. (\d+)\)")
 # In a call's initial metadata: its server is there and works on it.
 ACCEPTED_KEY = "kvferry-accepted"
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
     ("grpc.so_reuseport", 0),
     ("grpc.enable_http_proxy", 0),
     ("grpc.keepalive_time_ms", 10_000),
@@ -32,6 +34,7 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
+_ANY_LENGTH = (("grpc.max_receive_message_length", -1),)
 # KV frames: fewer, larger HTTP/2 frames and reads.
 _BULK_OPTIONS = (
     ("grpc.http2.max_frame_size", 4 << 20),
@@ -52,7 +55,10 @@ class Network(Protocol):
     def connect(self, address: str, *, bulk: bool = False) -> grpc.aio.Channel:
         """A channel to host:port; `bulk` ones do not share a connection with small calls."""
 
-    def server(self, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server: ...
+    def server(
+        self, interceptors: Sequence[grpc.aio.ServerInterceptor] = (), max_message_bytes: int = -1
+    ) -> grpc.aio.Server:
+        """`max_message_bytes`: of one that it is sent, before it is read; -1: any."""
 
     def bytes_caller(self, channel: grpc.aio.Channel, service: str, method: str) -> BytesCaller:
         """Calls what `answer_bytes` answers."""
@@ -68,10 +74,13 @@ class Network(Protocol):
 
 class GrpcNetwork:
     def connect(self, address: str, *, bulk: bool = False) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(address, options=_OPTIONS + _BULK_OPTIONS if bulk else _OPTIONS)
+        return grpc.aio.insecure_channel(address, options=_OPTIONS + _ANY_LENGTH + (_BULK_OPTIONS if bulk else ()))
 
-    def server(self, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
-        return grpc.aio.server(interceptors=interceptors, options=_OPTIONS + _BULK_OPTIONS[:-1])
+    def server(
+        self, interceptors: Sequence[grpc.aio.ServerInterceptor] = (), max_message_bytes: int = -1
+    ) -> grpc.aio.Server:
+        limit = (("grpc.max_receive_message_length", max_message_bytes),)
+        return grpc.aio.server(interceptors=interceptors, options=_OPTIONS + _BULK_OPTIONS[:-1] + limit)
 
     def bytes_caller(self, channel: grpc.aio.Channel, service: str, method: str) -> BytesCaller:
         return StreamedCalls(channel, service, method)
@@ -107,6 +116,11 @@ def error_from_rpc(exc: grpc.RpcError) -> KVFerryError:
     metadata = dict(exc.trailing_metadata() or ())
     details = exc.details() or exc.code().name
     name = metadata.get(_ERROR_KEY)
+    if too_large := _TOO_LARGE.search(details):
+        return errors.InvalidRequestError(
+            f"the request has {too_large[1]} bytes; the router takes {too_large[2]} (router.max_body_bytes): send it "
+            "in parts, or a large job as a file to /v1/files and /v1/batches"
+        )
     cls = errors.BY_NAME.get(str(name)) or _BY_STATUS.get(exc.code(), KVFerryError)
     error = cls(details, param=_text(metadata.get(_PARAM_KEY)), code=_text(metadata.get(_CODE_KEY)))
     if isinstance(error, errors.OverloadedError) and _RETRY_KEY in metadata:
@@ -199,6 +213,7 @@ _BY_STATUS: dict[grpc.StatusCode, type[KVFerryError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.OverloadedError,
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequestError,
     grpc.StatusCode.UNAUTHENTICATED: errors.AuthenticationError,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDeniedError,
     grpc.StatusCode.NOT_FOUND: errors.NotFoundError,
     grpc.StatusCode.ALREADY_EXISTS: errors.ConflictError,
     grpc.StatusCode.DATA_LOSS: errors.FrameError,

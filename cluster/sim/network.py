@@ -148,7 +148,9 @@ class Host:
     def connect(self, address: str, *, bulk: bool = False) -> grpc.aio.Channel:
         return cast(grpc.aio.Channel, SimChannel(self, address))
 
-    def server(self, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
+    def server(
+        self, interceptors: Sequence[grpc.aio.ServerInterceptor] = (), max_message_bytes: int = -1
+    ) -> grpc.aio.Server:
         assert not interceptors, "calls of the simulated network have no metadata"
         return cast(grpc.aio.Server, SimServer(self))
 

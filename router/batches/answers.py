@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Message
 
 from router.batches.lines import output_line
 from router.jobs.records import Answer, Claim, Used
-from router.jobs.runner import JOB_PRIORITY, JOB_SLO_MS
 from router.openai.wire import error_body
 from workers.errors import KVFerryError, OverloadedError, UnavailableError
 
@@ -32,9 +31,7 @@ class HttpAnswerer:
 
     async def answer(self, claim: Claim) -> Answer:
         line = json.loads(claim.body)
-        slo = {"ttft_ms": JOB_SLO_MS, "tpot_ms": JOB_SLO_MS}
-        body = {**line["body"], "priority": JOB_PRIORITY, "slo": slo}
-        status, answer = await self._post(claim.kind, body, claim.request_id)
+        status, answer = await self._post(claim.kind, line["body"], claim.request_id)
         if status == _TOO_MANY or status >= 500:
             error = OverloadedError if status == _TOO_MANY else UnavailableError if status == 503 else KVFerryError
             raise error(answer.get("error", {}).get("message", f"status {status}"))

@@ -18,8 +18,8 @@ from router.jobs.end import ERROR_FILE, OUTPUT_FILE
 from router.jobs.records import JobRecord, JobStatus, NewJob
 from router.jobs.runner import Jobs
 from router.jobs.store import JobStore
-from router.jobs.tenant import calling_tenant
-from workers.errors import InvalidRequestError
+from router.jobs.tenant import calling_priority, calling_tenant
+from workers.errors import InvalidRequestError, NotFoundError
 
 _WINDOWS_S = {"24h": 86_400.0}
 _LONGEST_PAGE = 100
@@ -70,17 +70,22 @@ class Batches:
             )
         if body.completion_window not in _WINDOWS_S:
             raise InvalidRequestError("completion_window must be 24h", param="completion_window")
-        parsed = await self._files.read(tenant, body.input_file_id, self._parser(body.endpoint))
+        parsed = await self._files.read(tenant, body.input_file_id, self._parser(body.endpoint), param="input_file_id")
         details = {**body.model_dump(), "errors": [problem.to_json() for problem in parsed.problems]}
         details |= {name: f"file-{uuid.uuid4().hex}" for name in (OUTPUT_FILE, ERROR_FILE)}
         prompts = [] if parsed.problems else parsed.prompts
         window_s = _WINDOWS_S[body.completion_window]
         return await self._store.add(
-            NewJob(tenant, f"batch_{uuid.uuid4().hex}", body.endpoint, prompts, details, window_s)
+            NewJob(tenant, f"batch_{uuid.uuid4().hex}", body.endpoint, prompts, details, window_s, calling_priority())
         )
 
     async def get(self, tenant: str, batch_id: str) -> JobRecord:
-        job = await self._store.get(tenant, batch_id)
+        try:
+            job = await self._store.get(tenant, batch_id)
+        except NotFoundError:
+            raise NotFoundError(
+                f"there is no batch {batch_id[:100]!r}; it may have expired", param="batch_id"
+            ) from None
         if job.kind not in self._endpoints:
             raise InvalidRequestError(f"{batch_id} is a job of the native API, not a batch", param="batch_id")
         return job

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session, defer
 
 from router.jobs.database import Database
 from router.jobs.store import Clock
 from router.jobs.tables import AnswerRow, FileRow
-from workers.errors import NotFoundError
+from workers.errors import InvalidRequestError, NotFoundError
 
 T = TypeVar("T")
 
@@ -38,13 +38,15 @@ class FileRecord:
 class FileStore:
     """A tenant sees its own files only."""
 
-    def __init__(self, database: Database, ttl_s: float, clock: Clock = time.time) -> None:
+    def __init__(self, database: Database, ttl_s: float, quota_bytes: int, clock: Clock = time.time) -> None:
+        """`quota_bytes`: of all uploaded files of one tenant."""
         self._database = database
         self._ttl_s = ttl_s
+        self._quota_bytes = quota_bytes
         self._clock = clock
 
     async def add(self, tenant: str, purpose: str, filename: str, content: bytes) -> FileRecord:
-        """On disk when this returns."""
+        """On disk when this returns. Raises InvalidRequestError when the tenant has no room left for it."""
         now_s = self._clock()
         row = FileRow(
             tenant=tenant,
@@ -58,6 +60,7 @@ class FileStore:
         )
 
         def add(session: Session) -> FileRecord:
+            _require_room(session, tenant, len(content), self._quota_bytes)
             session.add(row)
             session.flush()
             return _record(row)
@@ -76,7 +79,7 @@ class FileStore:
             if purpose:
                 chosen = chosen.where(FileRow.purpose == purpose)
             if after:
-                key = _row(session, tenant, after).key
+                key = _row(session, tenant, after, "after").key
                 chosen = chosen.where(FileRow.key > key if ascending else FileRow.key < key)
             order = FileRow.key.asc() if ascending else FileRow.key.desc()
             return [_record(row) for row in session.scalars(chosen.order_by(order).limit(limit))]
@@ -89,11 +92,11 @@ class FileStore:
 
         await self._database.run(remove)
 
-    async def read(self, tenant: str, file_id: str, parse: Callable[[bytes], T]) -> T:
-        """What `parse` makes of an uploaded file, off the loop."""
+    async def read(self, tenant: str, file_id: str, parse: Callable[[bytes], T], param: str) -> T:
+        """What `parse` makes of an uploaded file, off the loop. `param`: who names the file."""
 
         def read(session: Session) -> T:
-            content = _row(session, tenant, file_id).content
+            content = _row(session, tenant, file_id, param).content
             return parse(content or b"")
 
         return await self._database.run(read)
@@ -110,11 +113,24 @@ class FileStore:
             place = page[-1][0] + 1
 
 
-def _row(session: Session, tenant: str, file_id: str) -> FileRow:
+def _require_room(session: Session, tenant: str, num_bytes: int, quota_bytes: int) -> None:
+    # What shows a job's answers is no copy.
+    uploaded = select(func.sum(FileRow.num_bytes)).where(FileRow.tenant == tenant, FileRow.job_key.is_(None))
+    num_there = session.scalar(uploaded) or 0
+    if num_there + num_bytes > quota_bytes:
+        raise InvalidRequestError(
+            f"your files have {num_there} bytes, and {num_bytes} more are over {quota_bytes} "
+            "(jobs.max_tenant_file_bytes): delete some that no batch needs any more",
+            param="file",
+            code="file_quota_exceeded",
+        )
+
+
+def _row(session: Session, tenant: str, file_id: str, param: str = "file_id") -> FileRow:
     chosen = select(FileRow).options(defer(FileRow.content))
     row = session.scalar(chosen.where(FileRow.tenant == tenant, FileRow.id == file_id))
     if row is None:
-        raise NotFoundError(f"there is no file {file_id[:100]!r}; it may have expired", param="file_id")
+        raise NotFoundError(f"there is no file {file_id[:100]!r}; it may have expired", param=param)
     return row
 
 

@@ -7,7 +7,6 @@ from contextlib import aclosing
 from protos import router_pb2 as pb
 from router.grpc_service import prepare, response_of
 from router.jobs.records import Answer, Claim, Used
-from router.jobs.runner import JOB_PRIORITY, JOB_SLO_MS
 from router.text import TextService
 from workers.errors import KVFerryError
 from workers.timeline import Timeline
@@ -25,8 +24,6 @@ class NativeAnswerer:
     async def answer(self, claim: Claim) -> Answer:
         request = pb.GenerateRequest.FromString(claim.body)
         request.request_id = claim.request_id
-        request.priority = JOB_PRIORITY
-        request.slo.ttft_ms = request.slo.tpot_ms = JOB_SLO_MS
         request.ClearField("output_token_ids")
         prepared = await prepare(self._text, request)
         whole: dict[int, pb.GenerateResponse] = {}

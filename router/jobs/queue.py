@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 
 from router.jobs.database import Database
 from router.jobs.end import end_job
-from router.jobs.records import Answer, Claim, JobStatus
+from router.jobs.records import JOB_PRIORITY, Answer, Claim, JobStatus
 from router.jobs.store import Clock
-from router.jobs.tables import AnswerRow, FileRow, JobRow, PromptRow
+from router.jobs.tables import PRIORITY, AnswerRow, FileRow, JobRow, PromptRow
 from workers.timeline import Timeline
 
 
@@ -79,7 +79,7 @@ class JobQueue:
         # Of jobs that run.
         tenants = session.scalars(select(JobRow.tenant).where(JobRow.expires_s.is_(None)).distinct()).all()
         at_work = Counter(self._at_work(session, now_s) if len(tenants) > 1 else {})
-        found: dict[str, deque[Row[PromptRow, str, str]]] = {}
+        found: dict[str, deque[Row[PromptRow, JobRow]]] = {}
         for tenant in sorted(tenants, key=lambda one: at_work[one]):
             if rows := session.execute(self._free(tenant, now_s, limit)).all():
                 found[tenant] = deque(rows)
@@ -88,18 +88,19 @@ class JobQueue:
         claims: list[Claim] = []
         while found and len(claims) < limit:
             tenant = min(found, key=lambda one: at_work[one])
-            row, job_id, kind = found[tenant].popleft()
+            row, job = found[tenant].popleft()
             if not found[tenant]:
                 del found[tenant]
             at_work[tenant] += 1
             row.owner, row.leased_until_s = self._owner, now_s + self._lease_s
             row.num_attempts += 1
-            claims.append(Claim(row.job_key, row.position, job_id, tenant, kind, row.body, row.num_attempts))
+            priority = job.details.get(PRIORITY, JOB_PRIORITY)
+            claims.append(Claim(job.key, row.position, job.id, tenant, job.kind, row.body, row.num_attempts, priority))
         return claims
 
-    def _free(self, tenant: str, now_s: float, limit: int) -> Select[PromptRow, str, str]:
+    def _free(self, tenant: str, now_s: float, limit: int) -> Select[PromptRow, JobRow]:
         return (
-            select(PromptRow, JobRow.id, JobRow.kind)
+            select(PromptRow, JobRow)
             .join(JobRow, JobRow.key == PromptRow.job_key)
             .where(PromptRow.leased_until_s <= now_s)
             .where(JobRow.tenant == tenant)

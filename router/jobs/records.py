@@ -9,6 +9,9 @@ from typing import Any
 
 from workers.timeline import Timeline
 
+# Requests that a person waits for have 0; lower goes first.
+JOB_PRIORITY = 100
+
 
 class JobStatus(enum.StrEnum):
     RUNNING = "running"
@@ -32,6 +35,7 @@ class NewJob:
     details: Mapping[str, Any] = field(default_factory=dict)
     # From now until it is given up; None: as long as it takes.
     time_limit_s: float | None = None
+    priority: int = JOB_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ class Claim:
     body: bytes
     # How often it was claimed, this time included.
     num_attempts: int
+    priority: int = JOB_PRIORITY
 
     @property
     def key(self) -> tuple[int, int]:

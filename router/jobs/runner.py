@@ -15,6 +15,7 @@ from router.config import JobsConfig
 from router.jobs.queue import JobQueue
 from router.jobs.records import Answer, Claim
 from router.jobs.tenant import act_for
+from router.metrics import RouterMetrics
 from router.tenants import KeyRing
 from workers.backoff import pause_s
 from workers.errors import AbortedError, KVFerryError, OverloadedError, UnavailableError
@@ -24,10 +25,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Requests that a person waits for have 0; lower goes first.
-JOB_PRIORITY = 100
-# router.slo is for those, too: with an SLO of its own, which nothing misses, a job's prompt is not refused for it.
-JOB_SLO_MS = 1e12
 # Leases are renewed so many times each.
 _RENEWALS = 3
 # Before a prompt whose workers were not there is tried again, and between two tries at a database that does not answer.
@@ -51,10 +48,16 @@ class Answerer(Protocol):
 
 class Jobs:
     def __init__(
-        self, queue: JobQueue, answerers: Mapping[str, Answerer], config: JobsConfig, keys: KeyRing | None
+        self,
+        queue: JobQueue,
+        answerers: Mapping[str, Answerer],
+        config: JobsConfig,
+        keys: KeyRing | None,
+        metrics: RouterMetrics,
     ) -> None:
         """`answerers`: by kind of job. `keys`: whose tokens answers count for."""
         self._keys = keys
+        self._metrics = metrics
         self._queue = queue
         self._answerers = answerers
         self._config = config
@@ -122,8 +125,8 @@ class Jobs:
 
     async def _settle(self, claim: Claim) -> None:
         """An answer, be it an error, or the prompt back in the queue."""
-        act_for(claim.tenant, self._keys)
-        answerer = self._answerers[claim.kind]
+        act_for(claim, self._keys)
+        answerer, began_s = self._answerers[claim.kind], asyncio.get_running_loop().time()
         try:
             self._refuse_deadly(claim)
             answer = await answerer.answer(claim)
@@ -132,7 +135,8 @@ class Jobs:
                 await self._put_back(claim, error)
                 return
             answer = answerer.failure(claim, error)
-        await self._surely(lambda: self._queue.answer(claim, answer))
+        if await self._surely(lambda: self._queue.answer(claim, answer)):
+            self._metrics.job_prompt(answer.failed, asyncio.get_running_loop().time() - began_s)
 
     def _refuse_deadly(self, claim: Claim) -> None:
         """Whoever tried it before died of it, or of something else."""

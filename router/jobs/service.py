@@ -17,7 +17,7 @@ from router.jobs.answers import NATIVE
 from router.jobs.records import JobRecord, JobStatus, NewJob, StoredAnswer
 from router.jobs.runner import Jobs
 from router.jobs.store import JobStore
-from router.jobs.tenant import calling_tenant
+from router.jobs.tenant import calling_priority, calling_tenant
 from workers.errors import InvalidRequestError, KVFerryError
 from workers.rpc import abort_with, typed_errors
 from workers.wire import timeline_to_pb
@@ -53,7 +53,7 @@ class JobService(router_pb2_grpc.JobServiceServicer):
         job_id = request.job_id or f"job-{uuid.uuid4().hex}"
         self._check(job_id, len(request.requests))
         prompts = [one.SerializeToString(deterministic=True) for one in request.requests]
-        job = await self._store.add(NewJob(calling_tenant(), job_id, NATIVE, prompts))
+        job = await self._store.add(NewJob(calling_tenant(), job_id, NATIVE, prompts, priority=calling_priority()))
         self._jobs.wake()
         logger.info("%s: %d prompts", job_id, job.num_prompts)
         return pb.SubmitJobResponse(job=_job_to_pb(job))

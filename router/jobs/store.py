@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from router.jobs.database import Database
 from router.jobs.end import end_job
 from router.jobs.records import JobRecord, JobStatus, NewJob, StoredAnswer, Used
-from router.jobs.tables import AnswerRow, JobRow, PromptRow
+from router.jobs.tables import PRIORITY, AnswerRow, JobRow, PromptRow
 from workers.errors import ConflictError, NotFoundError
 from workers.timeline import Timeline
 
@@ -73,7 +73,7 @@ def _add(session: Session, job: NewJob, now_s: float, ttl_s: float) -> JobRecord
         status=JobStatus.RUNNING,
         digest=digest,
         num_prompts=len(job.prompts),
-        details=dict(job.details),
+        details={**job.details, PRIORITY: job.priority},
         created_s=now_s,
         due_s=None if job.time_limit_s is None else now_s + job.time_limit_s,
     )
@@ -94,18 +94,18 @@ def _digest(job: NewJob) -> str:
     return digest.hexdigest()
 
 
-def _row(session: Session, tenant: str, job_id: str, for_update: bool = False) -> JobRow:
+def _row(session: Session, tenant: str, job_id: str, for_update: bool = False, param: str = "job_id") -> JobRow:
     chosen = select(JobRow).where(JobRow.tenant == tenant, JobRow.id == job_id)
     row = session.scalar(chosen.with_for_update() if for_update else chosen)
     if row is None:
-        raise NotFoundError(f"there is no job {job_id[:100]!r}; it may have expired", param="job_id")
+        raise NotFoundError(f"there is no job {job_id[:100]!r}; it may have expired", param=param)
     return row
 
 
 def _list(session: Session, tenant: str, kinds: Collection[str], limit: int, after: str) -> list[JobRecord]:
     chosen = select(JobRow).where(JobRow.tenant == tenant, JobRow.kind.in_(kinds))
     if after:
-        chosen = chosen.where(JobRow.key < _row(session, tenant, after).key)
+        chosen = chosen.where(JobRow.key < _row(session, tenant, after, param="after").key)
     return [_record(row) for row in session.scalars(chosen.order_by(JobRow.key.desc()).limit(limit))]
 
 

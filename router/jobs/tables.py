@@ -11,6 +11,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 _Key = BigInteger().with_variant(Integer, "sqlite")
 
 
+# In a job's details.
+PRIORITY = "priority"
+
+
 class Table(DeclarativeBase):
     pass
 

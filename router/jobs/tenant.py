@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from router.jobs.records import JOB_PRIORITY, Claim
 from router.tenants import CALLER, Caller, KeyConfig, KeyRing
 
 # A key that nobody can have: no text has this hash.
@@ -16,12 +17,16 @@ def calling_tenant() -> str:
     return caller.key.tenant if caller else ""
 
 
-def act_for(tenant: str, keys: KeyRing | None) -> None:
-    """The running task answers for this tenant from now on, with the tokens of its key. How urgent its calls may be
-    does not matter: jobs go last in any case."""
-    key = KeyConfig(sha256=_NO_KEY, tenant=tenant) if tenant else None
-    found = keys.of_tenant(tenant) if keys else None
-    if found is not None:
-        CALLER.set(replace(found, key=found.key.model_copy(update={"max_priority": 0})))
-    else:
-        CALLER.set(Caller(key, None, None) if key else None)
+def calling_priority() -> int:
+    """That of a job which the running task's call submits: behind all that somebody waits for, and its key's bound."""
+    caller = CALLER.get()
+    return max(JOB_PRIORITY, caller.key.max_priority) if caller else JOB_PRIORITY
+
+
+def act_for(claim: Claim, keys: KeyRing | None) -> None:
+    """The running task answers this prompt from now on, with the tokens of its tenant's key."""
+    found = keys.of_tenant(claim.tenant) if keys else None
+    if found is None:
+        # No tenant has no name to check.
+        found = Caller(KeyConfig.model_construct(sha256=_NO_KEY, tenant=claim.tenant), None, None)
+    CALLER.set(replace(found, job_priority=claim.priority))

@@ -35,7 +35,8 @@ def add_chat_routes(app: FastAPI, text: TextService, of_model: ToolSyntax | None
         syntax = use.syntax(of_model)
         shape = ChatShape(request_id, text.model_name(body.model), syntax, use.parallel)
         options = with_marks(body.options(), syntax)
-        chat = await text.prepared(body.chat(use), with_calls(body.sampling_params(), use), request_id, options)
+        params = with_calls(body.sampling_params(), use, syntax)
+        chat = await text.prepared(body.chat(use), params, request_id, options)
         job = Job(
             [chat],
             shape,
@@ -88,14 +89,15 @@ class ChatBody(Body):
         return Chat(template_messages(self.messages), use.tools, begins, goes_on, self.chat_template_kwargs or {})
 
 
-def with_calls(params: SamplingParams, use: ToolUse) -> SamplingParams:
-    """Held to calls of tools, where they must be."""
+def with_calls(params: SamplingParams, use: ToolUse, syntax: ToolSyntax | None) -> SamplingParams:
+    """Held to calls of tools, where they must be, or must be right. `syntax`: how they are written."""
     if use.tools and params.grammar:
         raise InvalidRequestError(
             'tools do not go with what the whole answer must match; leave out either, or set tool_choice: "none"',
             param="tools",
         )
-    return replace(params, grammar=use.grammar) if use.grammar else params
+    grammar = use.grammar(syntax)
+    return replace(params, grammar=grammar) if grammar else params
 
 
 def with_marks(options: TextOptions, syntax: ToolSyntax | None) -> TextOptions:

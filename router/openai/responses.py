@@ -59,7 +59,7 @@ async def _answer(text: TextService, body: ResponseBody, request_id: str, of_mod
     use = body.tool_use()
     syntax = use.syntax(of_model)
     options = with_marks(body.options(), syntax)
-    params = with_calls(body.sampling_params(), use)
+    params = with_calls(body.sampling_params(), use, syntax)
     request = await text.prepared(body.chat(use), params, request_id, options)
     reader = ToolReader(syntax, use.parallel) if syntax is not None else None
     return _Answer(body, text.model_name(body.model), request, ResponseItems(reader))

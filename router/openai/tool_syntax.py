@@ -15,6 +15,8 @@ class ToolSyntax:
     parser: Callable[[], ToolCallParser]
     # Its marks are special tokens, which an answer's text leaves out unless asked for them.
     special: bool = False
+    # Calls stand between OPENER and CLOSER, as Hermes models write them.
+    tagged: bool = False
     # Of a call's id.
     prefix: str = "call_"
     num_chars: int = 24
@@ -25,7 +27,8 @@ class ToolSyntax:
 
 # Of answers that a grammar makes a list of calls.
 CONSTRAINED = ToolSyntax(lambda: JsonCalls(bare=True))
-_HERMES = ToolSyntax(lambda: JsonCalls("<tool_call>", "</tool_call>"))
+OPENER, CLOSER = "<tool_call>", "</tool_call>"
+_HERMES = ToolSyntax(lambda: JsonCalls(OPENER, CLOSER), tagged=True)
 _BY_NAME: dict[ToolCallParserName, ToolSyntax] = {
     "hermes": _HERMES,
     "llama3_json": ToolSyntax(lambda: JsonCalls("<|python_tag|>", bare=True), special=True),
@@ -35,7 +38,7 @@ _BY_NAME: dict[ToolCallParserName, ToolSyntax] = {
 }
 # What a template has that shows a model its form of calls.
 _SIGNS: dict[str, ToolCallParserName] = {
-    "<tool_call>": "hermes",
+    OPENER: "hermes",
     "[TOOL_CALLS]": "mistral",
     "[func_name1(": "pythonic",
     '"parameters": dictionary of argument name': "llama3_json",

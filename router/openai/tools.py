@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from router.openai.strict_calls import strict_calls
 from router.openai.tool_syntax import CONSTRAINED, ToolSyntax
 from router.structured import grammar_of
 from workers.errors import InvalidRequestError
@@ -33,10 +34,17 @@ class ToolUse:
     # Several calls in one answer.
     parallel: bool = True
 
-    @property
-    def grammar(self) -> str:
-        """What holds an answer that must be calls to them."""
-        return grammar_of("json", _calls_schema(self), "tools") if self.tools and self.mode == "required" else ""
+    # Names of those whose arguments must follow their schema.
+    strict: frozenset[str] = frozenset()
+
+    def grammar(self, syntax: ToolSyntax | None) -> str:
+        """What holds an answer whose calls are written so: where it must be calls, and where the form of a call that it
+        may make is known. Raises InvalidRequestError."""
+        if syntax is None:
+            return ""
+        if self.mode == "required":
+            return grammar_of("json", _calls_schema(self), "tools")
+        return strict_calls(self.tools, self.strict) if self.strict and syntax.tagged else ""
 
     def syntax(self, of_model: ToolSyntax | None) -> ToolSyntax | None:
         """How the calls are written; None: there are none."""
@@ -67,7 +75,9 @@ def read_tools(tools: Any, tool_choice: Any, parallel: bool | None) -> ToolUse:
         return ToolUse()
     chosen = [named[name] for name in names] if names is not None else list(named.values())
     single = isinstance(tool_choice, dict) and tool_choice.get("type") == "function"
-    return ToolUse(chosen, "required" if mode == "required" else "auto", parallel is not False and not single)
+    strict = frozenset(tool["function"]["name"] for tool in tools or () if tool["function"].get("strict") is True)
+    strict &= {tool["function"]["name"] for tool in chosen}
+    return ToolUse(chosen, "required" if mode == "required" else "auto", parallel is not False and not single, strict)
 
 
 def _by_name(tools: Any) -> dict[str, Mapping[str, Any]]:

@@ -13,6 +13,7 @@ QUEUE_TESTS = "tests/router/test_queue.py"
 OVERLOAD = "tests/router/test_overload.py"
 PREDICTION = "tests/router/test_prediction.py"
 KEYS = "tests/router/test_api_keys.py"
+GRPC_LIMITS = "tests/router/test_grpc_limits.py"
 BAD = "tests/router/test_bad_requests.py"
 
 DOOR = (
@@ -48,9 +49,8 @@ DOOR = (
         "",
         (
             f"{FAILED}::test_c10_a_whole_answer_that_failed_is_an_error",
-            "tests/router/test_failed_answers.py::test_a_failed_generation_is_no_answer",
-            "tests/router/test_failed_answers.py"
-            "::test_a_generation_that_fails_mid_stream_ends_with_an_error_and_no_finish_reason",
+            f"{FAILED}::test_c10_a_stream_that_failed_before_its_first_piece_is_an_error",
+            f"{FAILED}::test_c10_a_stream_that_failed_later_ends_with_an_error_and_no_finish_reason",
         ),
     ),
     Mutant(
@@ -130,6 +130,22 @@ DOOR = (
         "[KeyInterceptor(self._keys)] if self._keys else ()",
         "()",
         (f"{KEYS}::test_without_a_key_or_with_a_wrong_one_only_probes_are_answered",),
+    ),
+    Mutant(
+        "what is every tenant's is for admins alone",
+        "",
+        "router/grpc_service.py",
+        "        require_admin()\n",
+        "",
+        (f"{GRPC_LIMITS}::test_who_may_not_audit_sees_nothing_of_other_tenants",),
+    ),
+    Mutant(
+        "a message that is too large is refused over gRPC",
+        "",
+        "router/server.py",
+        "self._network.server(interceptors, self._config.max_body_bytes)",
+        "self._network.server(interceptors)",
+        (f"{GRPC_LIMITS}::test_a_job_that_is_larger_than_a_body_may_be_is_refused_with_the_limit_and_the_mend",),
     ),
     Mutant(
         "tokens of an answer are charged",

@@ -51,6 +51,24 @@ FRONT = (
         ("tests/router/test_trace_tenants.py::test_a_tenant_sees_its_own_requests_only_and_to_look_costs_nothing",),
     ),
     Mutant(
+        "arguments of strict functions follow their schema",
+        "",
+        "router/openai/tools.py",
+        "if self.strict and syntax.tagged",
+        "if False",
+        (
+            "tests/router/test_strict_tools.py::test_a_call_that_a_model_begins_is_held_to_its_strict_schema[Bernissimo-False]",
+        ),
+    ),
+    Mutant(
+        "a call that begins while a map is closed is cancelled",
+        "",
+        "cluster/connection.py",
+        "        if self._cancelled:\n            call.cancel()\n",
+        "",
+        ("tests/cluster/test_calls.py::test_a_call_that_begins_while_the_others_are_cancelled_is_cancelled_too",),
+    ),
+    Mutant(
         "time of a try that failed is counted",
         "",
         "router/router.py",

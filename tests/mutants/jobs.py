@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 QUEUE, STORE, DATABASE = "router/jobs/queue.py", "router/jobs/store.py", "router/jobs/database.py"
 QUEUE_TESTS, JOB_TESTS = "tests/router/test_job_queue.py", "tests/router/test_jobs.py"
+TERMS_TESTS = "tests/router/test_job_terms.py"
 CLIENT_TESTS = "tests/cluster/test_client_jobs.py"
 
 JOBS = (
@@ -13,7 +14,7 @@ JOBS = (
         "a job's tokens are its tenant's",
         "-",
         "router/jobs/tenant.py",
-        "found = keys.of_tenant(tenant) if keys else None",
+        "found = keys.of_tenant(claim.tenant) if keys else None",
         "found = None",
         ("tests/router/test_job_tenants.py::test_the_answers_of_a_job_cost_its_tenants_tokens_and_wait_for_them",),
     ),
@@ -36,9 +37,9 @@ JOBS = (
     Mutant(
         "a job is not held to the SLO of requests that somebody waits for",
         "-",
-        "router/jobs/answers.py",
-        "request.slo.ttft_ms = request.slo.tpot_ms = JOB_SLO_MS",
-        'request.ClearField("slo")',
+        "router/forecast.py",
+        "        if request.job:\n            return\n",
+        "",
         ("tests/router/test_job_tenants.py::test_a_job_is_not_held_to_the_slo_of_requests_that_somebody_waits_for",),
     ),
     Mutant(
@@ -84,10 +85,45 @@ JOBS = (
     Mutant(
         "requests that somebody waits for go before jobs",
         "-",
-        "router/jobs/runner.py",
+        "router/jobs/records.py",
         "JOB_PRIORITY = 100",
         "JOB_PRIORITY = 0",
         ("tests/router/test_job_tenants.py::test_a_request_that_somebody_waits_for_goes_before_a_job",),
+    ),
+    Mutant(
+        "jobs that run are no reason to refuse a request",
+        "-",
+        "router/forecast.py",
+        "_num_running(worker) - worker.num_jobs",
+        "_num_running(worker)",
+        (f"{TERMS_TESTS}::test_jobs_that_run_are_no_reason_to_refuse_a_request_for_its_tpot",),
+    ),
+    Mutant(
+        "jobs take no more of a batch than the SLO leaves",
+        "-",
+        "router/forecast.py",
+        "if not request.job or self._slo.tpot_ms is None:",
+        "if True:",
+        (f"{TERMS_TESTS}::test_jobs_take_no_more_of_a_batch_than_the_slo_leaves",),
+    ),
+    Mutant(
+        "a job is no more urgent than its key may be",
+        "-",
+        "router/jobs/tenant.py",
+        "max(JOB_PRIORITY, caller.key.max_priority) if caller else JOB_PRIORITY",
+        "JOB_PRIORITY",
+        (
+            f"{TERMS_TESTS}"
+            "::test_a_job_goes_behind_what_somebody_waits_for_and_before_nothing_that_its_key_may_not[200-200]",
+        ),
+    ),
+    Mutant(
+        "a job's times are not those of requests that somebody waits for",
+        "-",
+        "router/answer.py",
+        "self._timed = not request.terms.job",
+        "self._timed = True",
+        (f"{TERMS_TESTS}::test_a_jobs_prompts_have_metrics_of_their_own_and_none_of_those_that_somebody_waits_for",),
     ),
     Mutant(
         "what is the cluster's fault is tried again",
@@ -112,6 +148,14 @@ JOBS = (
         "chosen = select(JobRow).where(JobRow.tenant == tenant, JobRow.id == job_id)",
         "chosen = select(JobRow).where(JobRow.id == job_id)",
         (f"{QUEUE_TESTS}::test_a_tenant_sees_its_own_jobs_only[sqlite]",),
+    ),
+    Mutant(
+        "a tenant's uploads have a bound",
+        "-",
+        "router/batches/file_store.py",
+        "if num_there + num_bytes > quota_bytes:",
+        "if num_bytes > quota_bytes:",
+        ("tests/router/test_file_quota.py::test_a_tenants_files_have_a_quota_that_deleting_gives_back",),
     ),
     Mutant(
         "a job submitted twice is one job",

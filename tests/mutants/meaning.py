@@ -104,7 +104,7 @@ MEANING = (
         "an answer that must be calls is held to their schema",
         "-",
         "router/openai/chat.py",
-        "return replace(params, grammar=use.grammar) if use.grammar else params",
+        "return replace(params, grammar=grammar) if grammar else params",
         "return params",
         (f"{TOOLS_TESTS}::test_an_answer_that_must_be_calls_is_held_to_their_schema",),
     ),

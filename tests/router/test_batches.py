@@ -228,6 +228,19 @@ def test_what_is_no_batch_is_refused_in_openais_shape(tmp_path):
                 )
                 assert answer.status_code in (400, 404), body
                 assert answer.json()["error"]["message"]
+            for path, param in (
+                ("batches/gone", "batch_id"),
+                ("files/gone", "file_id"),
+                ("batches?after=gone", "after"),
+                ("files?after=gone", "after"),
+            ):
+                answer = await plain.get(f"{client.base_url}{path}")
+                assert (answer.status_code, answer.json()["error"]["param"]) == (404, param)
+            with pytest.raises(openai.NotFoundError) as caught:
+                await client.batches.create(input_file_id="gone", endpoint=COMPLETIONS, completion_window="24h")
+            assert caught.value.param == "input_file_id"
+            with pytest.raises(openai.NotFoundError, match="no batch 'gone'"):
+                await client.batches.cancel("gone")
             for path in ("batches?limit=0", "files?limit=x", "batches/%00", "files/%FF/content", "batches?after=%00"):
                 assert (await plain.get(f"{client.base_url}{path}")).status_code in (400, 404), path
 

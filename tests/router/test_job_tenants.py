@@ -8,7 +8,6 @@ import openai
 import pytest
 
 from cluster.client import AsyncClient
-from router.jobs.runner import JOB_SLO_MS
 from router.text import seed_of
 from tests.router.jobs import EchoRouter, jobs_config, open_router, serving_jobs
 from tests.router.serving import until
@@ -16,7 +15,7 @@ from tests.router.test_api_keys import key_file
 from tests.router.test_batches import COMPLETIONS, create, ended, line
 from tests.router.whole import GOOD, whole_router
 from workers.errors import AuthenticationError, NotFoundError
-from workers.request import Slo, Terms
+from workers.request import Terms
 
 
 def test_a_job_is_its_tenants_alone_and_so_are_its_requests(tmp_path):
@@ -40,7 +39,7 @@ def test_a_job_is_its_tenants_alone_and_so_are_its_requests(tmp_path):
 
     router = open_router()
     job_id = asyncio.run(run(router))
-    assert router.terms == [Terms("acme", 100, Slo(JOB_SLO_MS, JOB_SLO_MS))]
+    assert router.terms == [Terms("acme", 100, job=True)]
     assert router.calls[0][1].seed == seed_of(f"{job_id}.0", "acme")
 
 
@@ -60,7 +59,7 @@ def test_a_batch_is_its_tenants_alone_and_so_are_its_requests(tmp_path):
 
     router = open_router()
     asyncio.run(run(router))
-    assert router.terms == [Terms("acme", 100, Slo(JOB_SLO_MS, JOB_SLO_MS))]
+    assert router.terms == [Terms("acme", 100, job=True)]
 
 
 def test_uploads_may_be_larger_than_other_bodies(tmp_path):
@@ -136,8 +135,8 @@ def test_a_request_that_somebody_waits_for_goes_before_a_job(tmp_path):
 
 def test_the_answers_of_a_job_cost_its_tenants_tokens_and_wait_for_them(tmp_path):
     async def run() -> None:
-        # The prompt and the answer of one prompt; urgent keys' jobs go last all the same.
-        path, keys = key_file(tmp_path, acme={"tokens_per_minute": 600, "max_priority": 200})
+        # The prompt and the answer of one prompt.
+        path, keys = key_file(tmp_path, acme={"tokens_per_minute": 600})
         router = open_router()
         async with serving_jobs(router, jobs_config(tmp_path), api_keys=str(path)) as served:
             target = f"127.0.0.1:{served.server.grpc_port}"

@@ -18,7 +18,7 @@ from tests.router.test_openai_server import client
 from workers.config import ModelConfig
 from workers.request import FinishReason
 
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "weather",

@@ -1,0 +1,100 @@
+"""The Ray that a cluster's processes stand on: a private one, which ends with this process, or one that it joins."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.util
+
+from cluster.guard import Guard
+from cluster.ports import require_listener
+from workers.errors import ConfigError
+
+STOPPED = "stopped before it was ready"
+_STOP_TIMEOUT_S = 5.0
+# Ray's least: nothing of ours goes through its object store.
+_OBJECT_STORE_BYTES = 80 << 20
+# Paths of Unix sockets have at most 107 characters; Ray and we append 83.
+_MAX_TEMP_DIR = 24
+# Workers that serve must not run at low priority, as Ray's batch workers do.
+_RAY_CONFIG = {"worker_niceness": 0, "enable_metrics_collection": False}
+
+
+class RaySession:
+    def __init__(self, name: str, address: str | None, stopped: Callable[[], bool]) -> None:
+        """`name`: the cluster's. `address`: of the Ray to join; None: a private one. `stopped`: asked while waiting."""
+        self._name = name
+        self._address = address
+        self._stopped = stopped
+        self._cleanup = ExitStack()
+        self._guard: Guard | None = None
+
+    def start(self, say: Callable[[str], None]) -> None:
+        """Raises KVFerryError. Ray's own signal handlers may be in place afterwards."""
+        say("starting Ray" if self._address is None else f"joining Ray at {self._address}")
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        # On the main thread Ray would make a SIGTERM end us in the middle of its start. The thread must outlive Ray's
+        # processes: the kernel kills them with the thread that started them.
+        thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        self._cleanup.callback(thread.shutdown)
+        started = thread.submit(self._init)
+        while not wait([started], timeout=_STOP_TIMEOUT_S).done:
+            if self._stopped() and not wait([started], timeout=_STOP_TIMEOUT_S).done:
+                # Part of Ray was stopped too, and the rest would wait for it for a minute.
+                say(STOPPED)
+                self.watch_descendants()
+                os._exit(1)
+        started.result()
+
+    def watch_descendants(self) -> None:
+        """Of a private Ray: the processes that are there by now end with this one, even a killed one."""
+        if self._guard:
+            self._guard.watch_descendants()
+
+    def stop(self) -> None:
+        """Harmless when done already."""
+        ray.shutdown()
+        self._cleanup.close()
+
+    def _init(self) -> None:
+        if self._address is None:
+            self._start_private()
+        else:
+            self._join(self._address)
+
+    def _join(self, address: str) -> None:
+        require_listener(address)
+        try:
+            ray.init(address, **self._driver())
+        except (ConnectionError, RuntimeError, ValueError) as exc:
+            reason = str(exc).splitlines()[0]
+            raise ConfigError(f"address: cannot join Ray at {address}: {reason}", param="address") from None
+        if ray.util.list_named_actors():
+            raise ConfigError(f"a cluster named {self._name} runs in this Ray already: give yours another name")
+
+    def _start_private(self) -> None:
+        folder = tempfile.gettempdir()
+        folder = tempfile.mkdtemp(prefix="kvferry-", dir=folder if len(folder) <= _MAX_TEMP_DIR else "/tmp")
+        self._guard = self._cleanup.enter_context(Guard(Path(folder)))
+        ray.init(
+            "local",
+            num_cpus=0,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+            _system_config=_RAY_CONFIG,
+            _temp_dir=folder,
+            **self._driver(),
+        )
+        self.watch_descendants()
+
+    def _driver(self) -> dict[str, Any]:
+        return {"namespace": f"kvferry-{self._name}", "log_to_driver": False, "logging_level": "error"}
