@@ -16,6 +16,7 @@ from router.config import JobsConfig
 from workers.allocator import keep_freed_memory
 from workers.config import Role, WorkerConfig
 from workers.errors import KVFerryError
+from workers.garbage import spare_what_is_loaded
 
 if TYPE_CHECKING:
     from router.server import Serving
@@ -68,7 +69,9 @@ class WorkerProcess(Process):
             from workers.worker import Worker
 
             self._worker = Worker(self._config)
-            return await self._worker.start()
+            address = await self._worker.start()
+            spare_what_is_loaded()
+            return address
 
     async def stop(self) -> None:
         if self._worker:
@@ -105,6 +108,7 @@ class RouterProcess(Process):
             config = self._config
             identity, jobs = Identity(self._name, config.name), _kept_jobs(config)
             self._server = await serve(identity, config.router, config, self._tokenizer, workers, jobs)
+            spare_what_is_loaded()
             status = self._server.status()
             return status.http_endpoint, status.grpc_endpoint
 

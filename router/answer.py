@@ -143,7 +143,7 @@ class Answer:
         if reason is None:
             return chunk
         if not stopped:
-            chunk = replace(chunk, text=text + self._flush())
+            chunk.text += self._flush()
         return self._last(chunk, reason, stopped)
 
     def _hold(self, token_ids: Sequence[int]) -> None:
@@ -203,16 +203,14 @@ class Answer:
         self._metrics.finished(reason, 0 if self._choice else num_prompt_tokens)
         if self._timed:
             self._metrics.times(end_s - arrived_s, tpot_s, timeline)
-        return replace(
-            chunk,
-            finish_reason=reason,
-            num_prompt_tokens=num_prompt_tokens,
-            num_completion_tokens=self.num_tokens,
-            num_cached_tokens=self._num_cached_tokens,
-            timeline=timeline,
-            ttft_s=self._first_s - arrived_s if self._latest_s is not None else 0.0,
-            tpot_s=tpot_s,
-        )
+        chunk.finish_reason = reason
+        chunk.num_prompt_tokens = num_prompt_tokens
+        chunk.num_completion_tokens = self.num_tokens
+        chunk.num_cached_tokens = self._num_cached_tokens
+        chunk.timeline = timeline
+        chunk.ttft_s = self._first_s - arrived_s if self._latest_s is not None else 0.0
+        chunk.tpot_s = tpot_s
+        return chunk
 
 
 def _raise_if_failed(output: TokenOutput) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc.aio
 
+from protos import worker_pb2
 from router.prefix_index import PrefixIndex
 from router.worker_handle import WorkerHandle
 from workers.engine.block_hash import HASH_BYTES
@@ -16,6 +17,8 @@ from workers.errors import KVFerryError, UnavailableError
 from workers.rpc import error_from_rpc
 
 logger = logging.getLogger(__name__)
+
+EventStream = grpc.aio.UnaryStreamCall[Any, worker_pb2.StreamKVEventsResponse]
 
 # Before a stream that ended, or was never there, is tried again.
 _RETRY_S = 0.2
@@ -27,7 +30,9 @@ async def follow(worker: WorkerHandle, index: PrefixIndex) -> NoReturn:
         incarnation = worker.stats.incarnation
         try:
             if worker.reachable and worker.stats.hash_block_size:
-                await worker.unless_lost(_read(worker, incarnation, index))
+                stream = worker.kv_events()
+                with worker.ends_call(stream):
+                    await _read(stream, incarnation, index)
         except KVFerryError as error:
             logger.info("KV events of %s: %s", worker.address, error.message)
         finally:
@@ -35,9 +40,8 @@ async def follow(worker: WorkerHandle, index: PrefixIndex) -> NoReturn:
         await asyncio.sleep(_RETRY_S)
 
 
-async def _read(worker: WorkerHandle, incarnation: str, index: PrefixIndex) -> None:
+async def _read(stream: EventStream, incarnation: str, index: PrefixIndex) -> None:
     """Raises KVFerryError when the stream breaks, lacks a message or is another's."""
-    stream = worker.kv_events()
     expected = 0
     try:
         async for message in stream:

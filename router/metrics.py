@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from protos import router_pb2
 from protos.worker_pb2 import WorkerStats
-from router.histogram import Histogram
+from router.histogram import Histogram, Tally
 from workers.request import FinishReason
 from workers.timeline import Timeline
 
@@ -96,7 +96,7 @@ class RouterMetrics:
             for name, field in _PHASES.items()
         }
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
-        self._generation_tokens = self._counter("generation_tokens", "Output tokens.")
+        self._generation_tokens = Tally("kvferry_generation_tokens", "Output tokens.", model_name, self.registry)
         self._success = Counter(
             "kvferry_request_success", "Requests ended.", ["model_name", "finished_reason"], registry=self.registry
         )
@@ -119,7 +119,7 @@ class RouterMetrics:
 
     def tokens(self, count: int, gap_s: float | None) -> None:
         """`count` new tokens of a request, `gap_s` after its previous ones (None: the first, or not to be timed)."""
-        self._generation_tokens.inc(count)
+        self._generation_tokens.add(count)
         if gap_s is not None:
             self._gap.observe(gap_s / max(count, 1))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from router.waits import Waits
 from workers.errors import BY_NAME, KVFerryError
 from workers.request import FinishReason, TokenOutput
 
@@ -20,8 +21,8 @@ class Outputs:
         self._reader: asyncio.Future[None] | None = None
         self._heard_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
-        # Done when the request has failed here.
-        self.failure: asyncio.Future[KVFerryError] = self._loop.create_future()
+        # What else ends when the request has failed here.
+        self.waits = Waits()
 
     def put(self, output: TokenOutput) -> None:
         if output.finish_reason is FinishReason.ERROR:
@@ -35,17 +36,22 @@ class Outputs:
     def fail(self, error: KVFerryError) -> None:
         """The reader gets what has arrived, then this."""
         self._error = self._error or error
-        if not self.failure.done():
-            self.failure.set_result(error)
+        self.waits.fail(self._error)
         self._wake()
 
     async def next(self) -> TokenOutput:
+        """Raises what ended the request here once all that had arrived is read."""
+        if not self._arrived:
+            await self.arrival()
+        return self._arrived.popleft()
+
+    async def arrival(self) -> None:
+        """Wait until there is something to read."""
         while not self._arrived:
             if self._error is not None:
                 raise self._error
             self._reader = self._loop.create_future()
             await self._reader
-        return self._arrived.popleft()
 
     def limit_silence(self, seconds: float, error: KVFerryError) -> None:
         """From now until `close`: fail with `error` when nothing has come for so long.

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from protos import router_pb2, worker_pb2
+from protos import router_pb2
 from router.admission import Admission, Placement
 from router.call import Call, Choice, Failures, are_one, num_tokens_of
 from router.config import RouterConfig
 from router.merge import merge
+from router.outputs import Outputs
 from router.pool import WorkerPool
 from router.traces import Traces, Try
 from workers.backoff import pause_s
@@ -209,56 +210,56 @@ class Router:
         tried |= {placement.prefill.address, placement.decode.address}
         request.replica_address = placement.replica_address
         running = set(request.choices)
-        placement.decode.expect(request.request_id, request.job)
-        self._attempts[request.request_id] = placement
-        call.attempts[request.request_id] = placement.decode
-        try:
-            async with aclosing(self._run(request, placement)) as outputs:
-                async for output in outputs:
-                    if placement.grant is not None:
-                        tried.discard(placement.prefill.address)  # It has done its part.
-                    if output.finish_reason is not None:
-                        running.remove(output.choice)
-                    yield output
-        finally:
-            del self._attempts[request.request_id], call.attempts[request.request_id]
-            placement.decode.forget(request.request_id)
+        with self._under_way(call, request, placement, running) as outputs:
+            for output in await self._token_1(request, placement, outputs):
+                if output.finish_reason is not None:
+                    running.remove(output.choice)
+                yield output
+            if placement.grant is not None:
+                tried.discard(placement.prefill.address)  # It has done its part.
             if running:
-                self._abort(request.request_id, placement)
+                await self._first_of_decode(placement, outputs)
+            while running:
+                output = await outputs.next()
+                if output.choice not in running:
+                    continue
+                if output.finish_reason is not None:
+                    running.remove(output.choice)
+                yield output
 
-    async def _run(self, request: Request, placement: Placement) -> AsyncGenerator[TokenOutput, None]:
-        running = set(request.choices)
+    @contextmanager
+    def _under_way(self, call: Call, request: Request, placement: Placement, running: set[int]) -> Iterator[Outputs]:
+        """What the attempt gets from its decode worker. Choices that run at the end of the block are aborted."""
+        attempt_id = request.request_id
+        self._attempts[attempt_id] = placement
+        call.attempts[attempt_id] = placement.decode
         try:
-            if placement.grant is None:
-                await placement.decode.submit(request)
-            else:
-                first = await self._token_1(request, placement, placement.grant)
-                self._admission.token_1(placement)
-                for output in first:
-                    if output.finish_reason is not None:
-                        running.remove(output.choice)
-                    yield output
-            async with aclosing(placement.decode.outputs(request.request_id, running)) as outputs:
-                if placement.grant is not None and running:
-                    # Until decode has answered, prefill may take the end of the hand-off with it when it dies.
-                    yield await placement.prefill.unless_lost(anext(outputs))
-                async for output in outputs:
-                    self._admission.token_1(placement)
-                    yield output
+            yield placement.decode.expect(attempt_id, request.job)
         finally:
             self._admission.leave(placement)
+            del self._attempts[attempt_id], call.attempts[attempt_id]
+            placement.decode.forget(attempt_id)
+            if running:
+                self._abort(attempt_id, placement)
 
-    async def _token_1(self, request: Request, placement: Placement, grant: worker_pb2.Grant) -> list[TokenOutput]:
-        """Of every choice. Raises what ended the hand-off, should the decode worker lose it first."""
-        prefill = asyncio.ensure_future(placement.prefill.prefill(request, grant))
-        lost = placement.decode.failure_of(request.request_id)
-        try:
-            await asyncio.wait((prefill, lost), return_when=asyncio.FIRST_COMPLETED)
-            if prefill.done():
-                return prefill.result()
-            raise lost.result()
-        finally:
-            prefill.cancel()
+    async def _token_1(self, request: Request, placement: Placement, outputs: Outputs) -> Sequence[TokenOutput]:
+        """Of every choice; none, where it is decode that computes it."""
+        if placement.grant is None:
+            await placement.decode.submit(request)
+            return ()
+        first = await placement.prefill.prefill(request, placement.grant, outputs)
+        self._admission.token_1(placement)
+        return first
+
+    async def _first_of_decode(self, placement: Placement, outputs: Outputs) -> None:
+        """Wait until it is there: before that, prefill may take the end of the hand-off with it when it dies."""
+        placement.decode.limit_silence(outputs)
+        if placement.grant is None:
+            await outputs.arrival()
+            self._admission.token_1(placement)
+        else:
+            with placement.prefill.ends(outputs):
+                await outputs.arrival()
 
     def _abort(self, request_id: str, placement: Placement) -> None:
         self._in_background(placement.decode.abort(request_id))

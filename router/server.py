@@ -234,6 +234,8 @@ def server_of(app: ASGIApp, timeout_s: float) -> _Server:
             lifespan="off",
             log_config=None,
             access_log=False,
+            # Nobody here asks for the client's address.
+            proxy_headers=False,
             timeout_graceful_shutdown=_GRACE_S,
         )
     )

@@ -140,9 +140,10 @@ class TextService:
         # Choices of which the router has more to say; behind a stop string nobody listens.
         running = set(answers)
         last: TextChunk | None = None
+        unique = self._known_as(request)
         try:
             # The router's generator has ended, or is closed and the workers told, before the last piece goes out.
-            async with aclosing(self._generate(request)) as outputs:
+            async with aclosing(self._generate(request, unique)) as outputs:
                 async for output in outputs:
                     if output.finish_reason is not None:
                         running.discard(output.choice)
@@ -169,32 +170,32 @@ class TextService:
             counted = 0 in answers and answers[0].ended
             self.metrics.finished(FinishReason.ABORTED, 0 if counted else len(request.prompt_token_ids))
             raise
+        finally:
+            del self._running[unique]
         if last is None:
             self.metrics.failed(KVFerryError.__name__)
             raise KVFerryError(f"{request.request_id}: the router's outputs ended without a finish_reason; try again")
         yield last
 
-    async def _generate(self, request: TextRequest) -> AsyncGenerator[TokenOutput, None]:
+    def _known_as(self, request: TextRequest) -> str:
+        """An id that no other has, under which it runs from now on."""
         unique = request.request_id
         while unique in self._running:
             unique = f"{request.request_id}.{uuid.uuid4().hex[:8]}"
         self._take_over(request)
         self._running[unique] = request
-        try:
-            options = request.options
-            generated = self._router.generate(
-                request.prompt_token_ids,
-                request.params,
-                unique,
-                options.cache_salt,
-                options.so_far or None,
-                request.terms,
-            )
-            async with aclosing(generated) as outputs:
-                async for output in outputs:
-                    yield output
-        finally:
-            del self._running[unique]
+        return unique
+
+    def _generate(self, request: TextRequest, unique: str) -> AsyncGenerator[TokenOutput, None]:
+        options = request.options
+        return self._router.generate(
+            request.prompt_token_ids,
+            request.params,
+            unique,
+            options.cache_salt,
+            options.so_far or None,
+            request.terms,
+        )
 
     def _take_over(self, request: TextRequest) -> None:
         """A client that sends a request again wants the answer here: nothing works for where it was sent first.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import grpc.aio
 
@@ -14,6 +15,7 @@ from router.config import RouterConfig
 from router.outputs import Outputs
 from router.prediction import Pace
 from router.roles import require_expected
+from router.waits import Failable, RemoteCall, Wait, Waits
 from workers.config import Role
 from workers.errors import ConfigError, DeadlineError, KVFerryError, UnavailableError
 from workers.request import Request, TokenOutput
@@ -21,8 +23,6 @@ from workers.rpc import Network, call, close_quietly, error_from_rpc
 from workers.wire import output_from_pb, request_to_pb
 
 logger = logging.getLogger(__name__)
-
-M = TypeVar("M")
 
 STOPPING = "the router is stopping; send the request again"
 
@@ -55,9 +55,9 @@ class WorkerHandle:
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._outputs: dict[str, Outputs] = {}
         self._jobs: set[str] = set()
-        # Of those who wait for an answer. Dicts for sets: in order, so that equal seeds give equal runs.
-        self._losses: dict[asyncio.Future[KVFerryError], None] = {}
-        # Requests that it may still be at work on, since their abort did not reach it.
+        # What else ends when it is lost.
+        self._waits = Waits()
+        # Requests that it may still be at work on, since their abort did not reach it. A dict for a set: in order.
         self._unheard_aborts: dict[str, None] = {}
         self._misses = _MAX_MISSES
         self._streaming = False
@@ -108,19 +108,23 @@ class WorkerHandle:
     async def reserve(self, request: Request, replica_address: str) -> worker_pb2.Grant:
         """Raises OverloadedError when the worker has no room now."""
         message = worker_pb2.ReserveRequest(request=request_to_pb(request), replica_address=replica_address)
-        answer = call(self._stub.Reserve(message, timeout=self._config.rpc_timeout_s))
-        return (await self.unless_lost(answer)).grant
+        answer = self._stub.Reserve(message, timeout=self._config.rpc_timeout_s)
+        with self._waits.end_call(answer):
+            return (await call(answer)).grant
 
-    async def prefill(self, request: Request, grant: worker_pb2.Grant) -> list[TokenOutput]:
-        """Token 1 of every choice."""
+    async def prefill(self, request: Request, grant: worker_pb2.Grant, decodes: Outputs) -> list[TokenOutput]:
+        """Token 1 of every choice. Raises what ended the hand-off, should it fail at its decode worker first."""
         message = worker_pb2.PrefillRequest(request=request_to_pb(request), grant=grant)
-        answer = call(self._stub.Prefill(message, timeout=self._config.prefill_timeout_s))
-        outputs = (await self.unless_lost(answer, self._config.token_timeout_s)).outputs
+        answer = self._stub.Prefill(message, timeout=self._config.prefill_timeout_s)
+        with self._waits.end_call(answer) as wait, decodes.waits.end(wait), self._limited_silence(wait):
+            outputs = (await call(answer)).outputs
         return [output_from_pb(output) for output in outputs]
 
     async def submit(self, request: Request) -> None:
         message = worker_pb2.SubmitRequest(request=request_to_pb(request), replica_address=request.replica_address)
-        await self.unless_lost(call(self._stub.Submit(message, timeout=self._config.rpc_timeout_s)))
+        answer = self._stub.Submit(message, timeout=self._config.rpc_timeout_s)
+        with self._waits.end_call(answer):
+            await call(answer)
 
     def kv_events(self) -> grpc.aio.UnaryStreamCall[Any, worker_pb2.StreamKVEventsResponse]:
         return self._stub.StreamKVEvents(worker_pb2.StreamKVEventsRequest())
@@ -137,11 +141,12 @@ class WorkerHandle:
             return router_pb2.WorkerAudit(address=self.address, error=error.message)
         return router_pb2.WorkerAudit(address=self.address, audit=answer)
 
-    def expect(self, request_id: str, job: bool = False) -> None:
-        """From now on keep this request's outputs for `outputs`; `forget` ends it. `job`: it is a job's."""
-        self._outputs[request_id] = Outputs()
+    def expect(self, request_id: str, job: bool = False) -> Outputs:
+        """From now on, until `forget`, this request's outputs come there. `job`: it is a job's."""
+        outputs = self._outputs[request_id] = Outputs()
         if job:
             self._jobs.add(request_id)
+        return outputs
 
     def forget(self, request_id: str) -> None:
         self._jobs.discard(request_id)
@@ -149,25 +154,10 @@ class WorkerHandle:
             outputs.close()
         self.changed.set()
 
-    async def outputs(self, request_id: str, choices: Iterable[int]) -> AsyncGenerator[TokenOutput, None]:
-        """This request's outputs of these choices, until all have ended.
-
-        Raises what ended it on the worker, UnavailableError when that died.
-        """
-        outputs, silence_s = self._outputs[request_id], self._config.token_timeout_s
-        outputs.limit_silence(silence_s, DeadlineError(f"{self.stats.name}: no token within {silence_s} s"))
-        running = set(choices)
-        while running:
-            output = await outputs.next()
-            if output.choice not in running:
-                continue
-            if output.finish_reason is not None:
-                running.remove(output.choice)
-            yield output
-
-    def failure_of(self, request_id: str) -> asyncio.Future[KVFerryError]:
-        """Done, with the reason, when this request has failed here."""
-        return self._outputs[request_id].failure
+    def limit_silence(self, outputs: Outputs) -> None:
+        """From now on they fail when nothing comes for too long."""
+        seconds = self._config.token_timeout_s
+        outputs.limit_silence(seconds, DeadlineError(f"{self.stats.name}: no token within {seconds} s"))
 
     def fail(self, request_id: str, error: KVFerryError) -> None:
         """End what this router waits for of one request here."""
@@ -178,31 +168,35 @@ class WorkerHandle:
         """Of this router's requests here, all that wait."""
         for waiting in self._outputs.values():
             waiting.fail(error)
-        for loss in self._losses:
-            if not loss.done():
-                loss.set_result(error)
+        self._waits.fail(error)
         self.changed.set()
 
-    async def unless_lost(self, answer: Awaitable[M], silence_s: float | None = None) -> M:
-        """Raises why the worker is gone, should that be known before the answer.
+    def ends(self, wait: Failable) -> AbstractContextManager[None]:
+        """Until the end of the block, this fails when the worker is lost."""
+        return self._waits.end(wait)
 
-        `silence_s`: DeadlineError when it takes no step for so long before the answer.
-        """
-        asked = asyncio.ensure_future(answer)
-        loss: asyncio.Future[KVFerryError] = asyncio.get_running_loop().create_future()
-        self._losses[loss] = None
+    def ends_call(self, rpc: RemoteCall) -> AbstractContextManager[Wait]:
+        """Until the end of the block, which waits for the call, the worker's loss cancels it and is raised."""
+        return self._waits.end_call(rpc)
+
+    @contextmanager
+    def _limited_silence(self, wait: Failable) -> Iterator[None]:
+        """Until the end of the block: DeadlineError when the worker takes no step for so long."""
+        seconds, loop = self._config.token_timeout_s, asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
+
+        def look(num_steps: int) -> None:
+            nonlocal timer
+            if self.stats.num_steps == num_steps:
+                wait.fail(DeadlineError(f"{self.stats.name}: no step within {seconds} s"))
+            else:
+                timer = loop.call_later(seconds, look, self.stats.num_steps)
+
+        timer = loop.call_later(seconds, look, self.stats.num_steps)
         try:
-            while not (asked.done() or loss.done()):
-                num_steps = self.stats.num_steps
-                done, _ = await asyncio.wait((asked, loss), timeout=silence_s, return_when=asyncio.FIRST_COMPLETED)
-                if not done and self.stats.num_steps == num_steps:
-                    raise DeadlineError(f"{self.stats.name}: no step within {silence_s} s")
-            if asked.done():
-                return asked.result()
-            raise loss.result()
+            yield
         finally:
-            del self._losses[loss]
-            await close_quietly(asked)
+            timer.cancel()
 
     async def _abort(self, request_ids: Sequence[str]) -> None:
         message = worker_pb2.AbortRequest(router_id=self._router_id, request_ids=request_ids)

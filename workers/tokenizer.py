@@ -73,7 +73,8 @@ class Tokenizer:
 
     def bytes_of(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> bytes:
         skipped = self._special_ids if skip_special_tokens else ()
-        return b"".join(self.token_bytes(token_id) for token_id in token_ids if token_id not in skipped)
+        known = self._bytes
+        return b"".join([known.get(one) or self.token_bytes(one) for one in token_ids if one not in skipped])
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to the text. Ids past the vocabulary (a padded embedding has such) add nothing."""

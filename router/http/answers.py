@@ -6,8 +6,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn
 
 from fastapi import FastAPI, Request
@@ -52,8 +51,8 @@ def _refuse_constant(name: str) -> NoReturn:
 class WatchedResponse(Response):
     """Runs `respond`, and cancels it as soon as the client goes away.
 
-    Everything of an answer, from its first token to the last byte, happens in one task: cancelling that closes the
-    generators below, which aborts the request on its workers.
+    Everything of an answer, from its first token to the last byte, happens in the request's own task: cancelling that
+    closes the generators below, which aborts the request on its workers.
     """
 
     def __init__(self, respond: Callable[[Send], Coroutine[Any, Any, Response | None]]) -> None:
@@ -61,44 +60,53 @@ class WatchedResponse(Response):
         self._respond = respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answering = asyncio.create_task(self._answer(scope, receive, send))
-        watching = asyncio.create_task(_disconnected(receive))
+        answering = asyncio.current_task()
+        assert answering is not None
+        watching = asyncio.create_task(_cancel_when_gone(answering, receive))
         try:
-            await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
+            response = await self._respond(send)
+            if response is not None:
+                await response(scope, receive, send)
+        except asyncio.CancelledError:
+            if not watching.done() or answering.uncancel():
+                raise  # Another than the client's going ends it.
         finally:
-            done = answering.done()
-            for task in (answering, watching):
-                task.cancel()
-            await asyncio.gather(answering, watching, return_exceptions=True)
-        if done:
-            answering.result()
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._respond(send)
-        if response is not None:
-            await response(scope, receive, send)
+            watching.cancel()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _cancel_when_gone(answering: asyncio.Task[Any], receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    answering.cancel()
 
 
-async def send_events(send: Send, events: AsyncGenerator[bytes, None]) -> None:
-    """Server-sent events. An error before the first is raised, a later one is the last event of the stream."""
-    started = False
-    async with aclosing(events):
-        try:
-            async for data in events:
-                if not started:
-                    await send({"type": "http.response.start", "status": 200, "headers": list(_SSE_HEADERS)})
-                    started = True
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        except Exception as error:
-            if not started:
-                raise
-            await send({"type": "http.response.body", "body": event(_late_error(error)), "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+class EventStream:
+    """Server-sent events on their way to a client."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+        self.ended = False
+
+    async def put(self, data: bytes, last: bool = False) -> None:
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": list(_SSE_HEADERS)})
+        self.ended = last
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+
+async def send_events(send: Send, say: Callable[[EventStream], Awaitable[None]]) -> None:
+    """Let `say` put its events. An error before the first is raised, a later one is the last event of the stream."""
+    stream = EventStream(send)
+    try:
+        await say(stream)
+    except Exception as error:
+        if not stream.started or stream.ended:
+            raise
+        await stream.put(event(_late_error(error)), last=True)
+    if not stream.ended:
+        await stream.put(b"", last=True)
 
 
 def _late_error(error: Exception) -> dict[str, Any]:

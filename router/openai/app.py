@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI
 
 from router.config import RouterConfig
@@ -18,12 +20,21 @@ from router.tenants import KeyRing
 from router.text import TextService
 
 _DEFAULTS = RouterConfig()
+# FastAPI's own, which looks for OpenTelemetry's providers with every request: our figures are in router/metrics.py.
+_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False}
 
 
 def build_app(
     text: TextService, pool: Readiness, config: RouterConfig = _DEFAULTS, keys: KeyRing | None = None
 ) -> FastAPI:
-    app = FastAPI(title="kvferry", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="kvferry",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        telemetry=_NO_TELEMETRY,
+    )
     add_edge(app, config, keys)
     add_error_handlers(app)
     syntax = tool_syntax(config.tool_call_parser, text.tokenizer.chat_template)

@@ -27,7 +27,6 @@ from workers.request import SamplingParams
 def add_chat_routes(app: FastAPI, text: TextService, of_model: ToolSyntax | None) -> None:
     """`of_model`: how it writes calls of tools."""
 
-    @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = ChatBody.parse(await read_json(request))
         request_id = request.state.request_id
@@ -46,6 +45,9 @@ def add_chat_routes(app: FastAPI, text: TextService, of_model: ToolSyntax | None
             show_timeline=wants_timeline(request),
         )
         return respond(text, job, bool(body.stream))
+
+    # Past FastAPI: there is nothing that it could read for us.
+    app.add_route("/v1/chat/completions", chat_completions, methods=["POST"])
 
 
 class ChatBody(Body):

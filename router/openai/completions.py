@@ -21,7 +21,6 @@ from workers.request import SamplingParams
 
 
 def add_completion_routes(app: FastAPI, text: TextService) -> None:
-    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = CompletionBody.parse(await read_json(request))
         shape = CompletionShape(request.state.request_id, text.model_name(body.model))
@@ -37,6 +36,9 @@ def add_completion_routes(app: FastAPI, text: TextService) -> None:
             show_timeline=wants_timeline(request),
         )
         return respond(text, job, bool(body.stream))
+
+    # Past FastAPI: there is nothing that it could read for us.
+    app.add_route("/v1/completions", completions, methods=["POST"])
 
 
 class CompletionBody(Body):

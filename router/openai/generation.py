@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
 from router.answer import TextChunk, TextRequest
-from router.http.answers import WatchedResponse, send_events
+from router.http.answers import EventStream, WatchedResponse, send_events
 from router.merge import merge
 from router.openai.logprobs import NO_LOGPROBS, LogprobsWanted, Scribe, prompt_logprobs
 from router.openai.wire import DONE, Choice, CompletionShape, Extra, StreamUsage, counts, explained, usage
@@ -90,8 +91,8 @@ def respond(text: TextService, job: Job, stream: bool) -> Response:
     async def whole(send: Send) -> Response:
         answers = [Choice(text=job.echo(index)) for index in range(job.num_choices)]
         async with aclosing(_chunks(text, job)) as chunks:
-            async for index, chunk in chunks:
-                answers[index].add(chunk)
+            async for chunk in chunks:
+                answers[chunk.choice].add(chunk)
         for index, answer in enumerate(answers):
             _show_logprobs(answer, index, job, text.tokenizer)
         body = job.shape.whole(job.best(answers), usage(answers, job.num_per_prompt))
@@ -101,7 +102,7 @@ def respond(text: TextService, job: Job, stream: bool) -> Response:
         return JSONResponse(body)
 
     async def streamed(send: Send) -> None:
-        await send_events(send, _events(text, job))
+        await send_events(send, functools.partial(_say, text, job))
 
     return WatchedResponse(streamed if stream else whole)
 
@@ -115,14 +116,15 @@ def _show_logprobs(answer: Choice, index: int, job: Job, tokenizer: Tokenizer) -
         answer.logprobs = {key: echo[key] + values for key, values in said.items()} if echo else said
 
 
-async def _events(text: TextService, job: Job) -> AsyncGenerator[bytes, None]:
+async def _say(text: TextService, job: Job, stream: EventStream) -> None:
     indices = range(job.num_choices)
     pieces = [job.shape.pieces(index, job.usage_wanted) for index in indices]
     scribes = [job.scribe(index, text.tokenizer) for index in indices]
     answers = [Choice() for _ in indices]
-    silent = set(indices)
+    silent, num_running, data = set(indices), job.num_choices, b""
     async with aclosing(_chunks(text, job)) as chunks:
-        async for index, chunk in chunks:
+        async for chunk in chunks:
+            index = chunk.choice
             scribe, start = scribes[index], b""
             if index in silent:
                 silent.remove(index)
@@ -130,33 +132,46 @@ async def _events(text: TextService, job: Job) -> AsyncGenerator[bytes, None]:
                 start = pieces[index].start(job.echo(index), echoed, job.extra(index, 0))
             logprobs = scribe.piece(chunk.logprobs) if scribe and chunk.logprobs else None
             extra = job.extra(index, chunk.index + len(chunk.token_ids), chunk.timeline)
-            if data := start + pieces[index].event(chunk.text, chunk.finish_reason, logprobs, extra):
-                yield data
+            data = start + pieces[index].event(chunk.text, chunk.finish_reason, logprobs, extra)
             if chunk.finish_reason is not None:
                 answers[index].add(chunk)
-    if job.usage_wanted is not StreamUsage.NONE:
-        yield job.shape.usage_event(usage(answers, job.num_per_prompt))
-    yield DONE
+                num_running -= 1
+                if not num_running:
+                    break
+            if data:
+                await stream.put(data)
+    # One write: each costs about as much as all else that is done for a token.
+    used = b"" if job.usage_wanted is StreamUsage.NONE else job.shape.usage_event(usage(answers, job.num_per_prompt))
+    await stream.put(data + used + DONE, last=True)
 
 
-async def _chunks(text: TextService, job: Job) -> AsyncGenerator[tuple[int, TextChunk], None]:
-    """The choices' pieces as they come."""
+def _chunks(text: TextService, job: Job) -> AsyncGenerator[TextChunk, None]:
+    """The choices' pieces as they come, counted on from prompt to prompt."""
 
     def stream(request: TextRequest) -> AsyncGenerator[TextChunk, None]:
         return _without_output(text.stream(request)) if job.echo_only else text.stream(request)
 
     if job.echo_only and job.wanted == NO_LOGPROBS:
-        for index in range(job.num_choices):
-            num_prompt_tokens = len(job.requests[index // job.num_per_prompt].prompt_token_ids)
-            yield index, TextChunk(0, (), "", FinishReason.LENGTH, num_prompt_tokens=num_prompt_tokens)
-    elif len(job.requests) == 1:
-        async with aclosing(stream(job.requests[0])) as chunks:
-            async for chunk in chunks:
-                yield chunk.choice, chunk
-    else:
-        async with aclosing(merge([stream(request) for request in job.requests])) as merged:
-            async for at, chunk in merged:
-                yield at * job.num_per_prompt + chunk.choice, chunk
+        return _prompts(job)
+    if len(job.requests) == 1:
+        return stream(job.requests[0])
+    return _merged([stream(request) for request in job.requests], job.num_per_prompt)
+
+
+async def _prompts(job: Job) -> AsyncGenerator[TextChunk, None]:
+    """Nothing is asked of the model."""
+    for index in range(job.num_choices):
+        num_prompt_tokens = len(job.requests[index // job.num_per_prompt].prompt_token_ids)
+        yield TextChunk(0, (), "", FinishReason.LENGTH, num_prompt_tokens=num_prompt_tokens, choice=index)
+
+
+async def _merged(
+    streams: Sequence[AsyncGenerator[TextChunk, None]], num_per_prompt: int
+) -> AsyncGenerator[TextChunk, None]:
+    async with aclosing(merge(streams)) as merged:
+        async for at, chunk in merged:
+            chunk.choice += at * num_per_prompt
+            yield chunk
 
 
 async def _without_output(chunks: AsyncGenerator[TextChunk, None]) -> AsyncGenerator[TextChunk, None]:

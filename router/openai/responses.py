@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import AsyncGenerator, Iterable
@@ -14,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
 from router.answer import TextChunk, TextRequest
-from router.http.answers import WatchedResponse, read_json, send_events, wants_timeline
+from router.http.answers import EventStream, WatchedResponse, read_json, send_events, wants_timeline
 from router.openai.chat import with_calls, with_marks
 from router.openai.logprobs import ChatScribe
 from router.openai.response_items import Event, ResponseItems, Status
@@ -30,7 +31,6 @@ from workers.request import FinishReason
 def add_response_routes(app: FastAPI, text: TextService, of_model: ToolSyntax | None) -> None:
     """`of_model`: how it writes calls of functions."""
 
-    @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
         body = ResponseBody.parse(await read_json(request))
         answer = await _answer(text, body, request.state.request_id, of_model)
@@ -43,9 +43,12 @@ def add_response_routes(app: FastAPI, text: TextService, of_model: ToolSyntax | 
             return JSONResponse(answer.response())
 
         async def streamed(send: Send) -> None:
-            await send_events(send, _server_sent(text, answer))
+            await send_events(send, functools.partial(_say, text, answer))
 
         return WatchedResponse(streamed if body.stream else whole)
+
+    # Past FastAPI: there is nothing that it could read for us.
+    app.add_route("/v1/responses", responses, methods=["POST"])
 
     @app.post("/v1/responses/input_tokens")
     async def input_tokens(request: Request) -> Response:
@@ -111,19 +114,19 @@ class _Answer:
         }
 
 
-async def _server_sent(text: TextService, answer: _Answer) -> AsyncGenerator[bytes, None]:
+async def _say(text: TextService, answer: _Answer, stream: EventStream) -> None:
     """A failure after the first token is the last event."""
     number = 0
     try:
         async with aclosing(_events(text, answer)) as events:
             async for some in events:
-                yield b"".join(_line(event, number + at) for at, event in enumerate(some))
+                await stream.put(b"".join(_line(event, number + at) for at, event in enumerate(some)))
                 number += len(some)
     except KVFerryError as error:
         if not number:
             raise
         answer.status, answer.error = "failed", {"code": "server_error", "message": error.message}
-        yield _line({"type": "response.failed", "response": answer.response()}, number)
+        await stream.put(_line({"type": "response.failed", "response": answer.response()}, number))
 
 
 async def _events(text: TextService, answer: _Answer) -> AsyncGenerator[list[Event], None]:

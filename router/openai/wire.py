@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from json.encoder import encode_basestring_ascii
 from typing import Any, Protocol
 
 from router.answer import TextChunk
@@ -158,7 +159,8 @@ class Pieces:
         return self.render(value, None, logprobs, extra) if value else b""
 
     def event(self, text: str, finish_reason: FinishReason | None, logprobs: Logprobs, extra: Extra) -> bytes:
-        return self.render(json.dumps(text), finish_reason and finish_reason.value, logprobs, extra)
+        # What json.dumps calls in the end.
+        return self.render(encode_basestring_ascii(text), finish_reason and finish_reason.value, logprobs, extra)
 
     def render(self, value: str, finish_reason: str | None, logprobs: Logprobs, extra: Extra) -> bytes:
         """`value`: JSON of what is new."""

@@ -88,8 +88,8 @@ DEATH = (
         "an answer is not waited for longer than its worker is there",
         "D3",
         HANDLE,
-        "await asyncio.wait((asked, loss)",
-        "await asyncio.wait((asked,)",
+        "        self._waits.fail(error)\n",
+        "",
         (
             f"{SILENCE_TESTS}::test_a_prompt_whose_prefill_worker_falls_silent_is_taken_by_another_as_soon_as_that_is_known",
         ),

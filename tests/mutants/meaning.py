@@ -71,8 +71,8 @@ MEANING = (
         "decode's first message is new, however many tokens it holds",
         "C6",
         "router/router.py",
-        "yield await placement.prefill.unless_lost(anext(outputs))",
-        "await placement.prefill.unless_lost(anext(outputs))",
+        "                await outputs.arrival()\n\n",
+        "                await outputs.next()\n\n",
         (f"{LEGS_TESTS}::test_several_tokens_in_decodes_first_message_are_all_new",),
     ),
     Mutant(

@@ -168,7 +168,7 @@ PRESSURE = (
         "decode's room is given back when prefill dies",
         "D3",
         ROUTER,
-        "                self._abort(request.request_id, placement)",
+        "                self._abort(attempt_id, placement)",
         "                pass",
         (
             "tests/router/test_prefill_death.py"
@@ -179,8 +179,8 @@ PRESSURE = (
         "a prefill worker that dies before decode has answered ends the hand-off",
         "D3",
         ROUTER,
-        "await placement.prefill.unless_lost(anext(outputs))",
-        "await anext(outputs)",
+        "with placement.prefill.ends(outputs):",
+        "with placement.decode.ends(outputs):",
         (
             "tests/router/test_prefill_death.py"
             "::test_its_prompt_is_answered_by_who_is_there_and_decode_keeps_no_room_for_it[2-Commit-0]",

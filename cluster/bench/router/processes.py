@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 
 from cluster.bench.router import empty_app, stub_workers
+from workers.garbage import spare_what_is_loaded
 
 Serve = Callable[..., Coroutine[Any, Any, None]]
 
@@ -69,13 +70,14 @@ async def serve_router(addresses: list[str], pipe: Connection) -> None:
     settings = config.router.model_copy(update={"http_port": 0, "grpc_port": 0})
     tokenizer = load_tokenizer(resolve_model(config.model))
     serving = await serve(Identity(), settings, config, tokenizer, addresses)
+    spare_what_is_loaded()
     pipe.send(serving.server.http_port)
     await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
     await serving.stop()
 
 
 async def serve_empty_app(step_s: float, pipe: Connection) -> None:
-    """FastAPI alone, on the router's uvicorn."""
+    """FastAPI alone, on the router's uvicorn, and spared the garbage collector's looks as much as the router."""
     from router.server import listen, server_of
 
     listener = listen("127.0.0.1", 0)
@@ -83,6 +85,7 @@ async def serve_empty_app(step_s: float, pipe: Connection) -> None:
     stepping = asyncio.create_task(steps.run())
     server: uvicorn.Server = server_of(empty_app.build(steps), timeout_s=60.0)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    spare_what_is_loaded()
     pipe.send(listener.getsockname()[1])
     await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
     server.should_exit = True

@@ -1,0 +1,18 @@
+"""What Python's garbage collector looks at."""
+
+from __future__ import annotations
+
+import gc
+
+# Containers more than at the last look. Python says 700, which one request has: nearly all of them die without a look.
+_LOOK_AFTER = 100_000
+
+
+def spare_what_is_loaded() -> None:
+    """Call it once all is loaded: what is there now stays until the end of the process, and is not looked at again.
+
+    A look at everything stops the event loop for 80 ms in a router, and took a twentieth of its time under load.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_LOOK_AFTER)
