@@ -22,6 +22,7 @@ from workers.engine.model_runner import ModelRunner
 from workers.engine.scheduler import SchedulerOutput
 from workers.errors import LayoutMismatchError
 from workers.request import Request, SamplingParams
+from workers.worker import Worker
 
 NUM_TOKENS = 12
 PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -30,6 +31,7 @@ PREFILL: dict[str, Any] = {"role": "prefill", "quantization": "int8_dynamic", "d
 DECODE: dict[str, Any] = {
     "role": "decode", "quantization": "native", "dtype": "bfloat16", "prefill_quantization": "int8_dynamic",
 }  # fmt: skip
+CACHING = {"enable_prefix_caching": True}
 
 
 @pytest.fixture(scope="module")
@@ -67,46 +69,44 @@ def test_an_answer_is_that_of_ps_weights_on_the_prompt_and_ds_on_the_rest(model:
     assert asyncio.run(main()) == want
 
 
+async def second_turn(p: Worker, d: Worker) -> tuple[list[int], int]:
+    """Its prompt, which holds the first turn's answer, and how much of it decode has of the 33 computed."""
+    first = prompt(22, seed=1)
+    second = [*first, *await answer(d, Request("r1", first, PARAMS), p), 5, 6, 7]
+    grant = d.reserve(Request("r2", second, PARAMS))
+    d.abort("r2")
+    return second, grant.start
+
+
 def test_what_decode_computed_itself_is_no_prefix_of_a_prompt(model: Path) -> None:
-    """A conversation's second turn: its prompt holds the first answer, whose KV decode made with its own weights."""
-    first = prompt(20, seed=1)
+    async def main() -> tuple[list[int], int, list[int]]:
+        async with real_workers(model, p=PREFILL | CACHING, d=DECODE | CACHING) as workers:
+            ids, start = await second_turn(workers["p"], workers["d"])
+            return ids, start, await answer(workers["d"], Request("r3", ids, PARAMS), workers["p"])
 
-    async def main() -> tuple[list[int], list[int], int]:
-        caching = {"enable_prefix_caching": True}
-        async with real_workers(model, p=PREFILL | caching, d=DECODE | caching) as workers:
-            d = workers["d"]
-            told = await answer(d, Request("r1", first, PARAMS), workers["p"])
-            second = [*first, *told, 5, 6, 7]
-            grant = d.reserve(Request("r2", second, PARAMS))
-            d.abort("r2")
-            return second, await answer(d, Request("r3", second, PARAMS), workers["p"]), grant.start
-
-    second, got, start = asyncio.run(main())
+    second, start, got = asyncio.run(main())
     assert start == 16, "the one block that came whole from prefill"
     prefill, decode = ModelRunner(worker_config(model, **PREFILL)), ModelRunner(worker_config(model, **DECODE))
     assert got == one_after_the_other(prefill, decode, second)
 
 
-def test_one_kind_of_weights_shares_what_it_computed(model: Path) -> None:
+def test_with_one_kind_of_weights_it_is(model: Path) -> None:
     async def main() -> int:
-        caching = {"enable_prefix_caching": True, "quantization": "native"}
-        async with real_workers(model, p=caching, d=caching) as workers:
-            told = await answer(workers["d"], Request("r1", PROMPTS[1], PARAMS), workers["p"])
-            grant = workers["d"].reserve(Request("r2", [*PROMPTS[1], *told, *PROMPTS[1]], PARAMS))
-            workers["d"].abort("r2")
-            return grant.start
+        native = CACHING | {"quantization": "native"}
+        async with real_workers(model, p=native, d=native) as workers:
+            return (await second_turn(workers["p"], workers["d"]))[1]
 
-    # 16 prompt tokens and 11 of 12 new ones that have KV are one full block; 32 would need the last two of the prompt.
-    assert asyncio.run(main()) == 16
+    assert asyncio.run(main()) == 32
 
 
 def test_decode_takes_kv_of_those_weights_only_that_it_was_told_of(model: Path) -> None:
-    async def main() -> None:
-        async with real_workers(model, p=PREFILL, d=DECODE | {"prefill_quantization": None}) as workers:
-            with pytest.raises(LayoutMismatchError, match="differ in fingerprint"):
-                await answer(workers["d"], Request("r", PROMPTS[0], PARAMS), workers["p"])
-
-    asyncio.run(main())
+    prefill, told, untold = (
+        ModelRunner(worker_config(model, **settings)).layout
+        for settings in (PREFILL, DECODE, DECODE | {"prefill_quantization": None})
+    )
+    prefill.require_convertible(told)
+    with pytest.raises(LayoutMismatchError, match="differ in fingerprint"):
+        prefill.require_convertible(untold)
 
 
 def test_each_quantization_has_a_fingerprint_of_its_own(model: Path) -> None:
