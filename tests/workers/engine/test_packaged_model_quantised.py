@@ -11,9 +11,9 @@ from workers.config import Quantization
 from workers.models.resolve import resolve_model
 
 TEXT = token_ids(
-    "The Danube rises in the Black Forest of Germany and flows for some 2,850 kilometres through ten countries before "
-    "it reaches the Black Sea. It passes four capitals: Vienna, Bratislava, Budapest and Belgrade. Once a frontier of the "
-    "Roman Empire, it is today the second longest river in Europe, after the Volga in Russia."
+    "The Danube rises in the Black Forest of Germany and flows for some 2,850 kilometres through ten countries "
+    "before it reaches the Black Sea. It passes four capitals: Vienna, Bratislava, Budapest and Belgrade. Once a "
+    "frontier of the Roman Empire, it is today the second longest river in Europe, after the Volga in Russia."
 )
 
 
