@@ -16,7 +16,17 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from cluster.config_errors import complaint, first_problem, kind, refuse_unknown_keys, yaml_problem
 from router.config import JobsConfig, RouterConfig
-from workers.config import Device, EngineConfig, Fault, KVCacheDType, Role, Strict, TransferConfig, WorkerConfig
+from workers.config import (
+    Device,
+    EngineConfig,
+    Fault,
+    KVCacheDType,
+    Quantization,
+    Role,
+    Strict,
+    TransferConfig,
+    WorkerConfig,
+)
 from workers.errors import ConfigError
 
 _LAST_PORT = 65535
@@ -29,6 +39,7 @@ class RoleConfig(Strict):
 
     replicas: int = Field(default=0, ge=0, le=1024)
     device: Device | None = None
+    quantization: Quantization | None = None
     tensor_parallel_size: int | None = Field(default=None, ge=1, le=64)
     cpu_affinity: Literal["auto", "none"] | tuple[int, ...] | None = None
     num_threads: int | None = Field(default=None, ge=1)
@@ -102,6 +113,15 @@ class ClusterConfig(EngineConfig):
         return self
 
     @model_validator(mode="after")
+    def _a_copy_is_of_one_kind_of_weights(self) -> ClusterConfig:
+        if self.transfer.resume == "replicate" and (unequal := self.unequal_roles):
+            raise ValueError(
+                f"transfer.resume: replicate keeps KV of prompts and answers as one, and {unequal}; give both one "
+                "quantization, or set transfer.resume: recompute"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _two_servers_need_two_ports(self) -> ClusterConfig:
         if self.router.http_port == self.router.grpc_port != 0:
             raise ValueError(f"router.http_port and router.grpc_port are both {self.router.http_port}: choose two")
@@ -142,7 +162,18 @@ class ClusterConfig(EngineConfig):
     def _settings(self, role: Role) -> dict[str, Any]:
         """What every worker of a role has."""
         shared = self.model_dump(include=set(EngineConfig.model_fields))
-        return {**shared, **self.role(role).overrides(), "role": role, "transfer": self.transfer, "faults": self.faults}
+        own: dict[str, Any] = {"role": role, "transfer": self.transfer, "faults": self.faults}
+        if role == "decode" and self.prefill.replicas:
+            own["prefill_quantization"] = self.prefill.quantization or self.quantization
+        return {**shared, **self.role(role).overrides(), **own}
+
+    @property
+    def unequal_roles(self) -> str:
+        """How the weights of prompts differ from those of answers; empty: they do not."""
+        kinds = [self.role(role).quantization or self.quantization for role in ("prefill", "decode")]
+        if kinds[0] == kinds[1] or not (self.prefill.replicas and self.decode.replicas):
+            return ""
+        return f"prefill computes with quantization {kinds[0]} and decode with {kinds[1]}"
 
     def worker_roles(self) -> dict[str, Role]:
         """Every worker's name."""

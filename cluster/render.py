@@ -75,6 +75,8 @@ def _worker_object(worker: router_pb2.WorkerStatus) -> dict[str, Any]:
         "node": stats.node,
         "incarnation": stats.incarnation,
         "cpu_affinity": list(stats.cpu_affinity),
+        "quantization": stats.quantization,
+        "kernels": dict(stats.kernels),
         **{key: getattr(stats, key) for key in _SUMS},
         "num_waiting_for_kv": stats.num_waiting_for_kv,
         "peers": [
@@ -99,13 +101,16 @@ def status_title(status: router_pb2.GetStatusResponse) -> str:
 
 
 def status_table(status: router_pb2.GetStatusResponse) -> Table:
-    table = _table("worker", "state", "pid", "cores", "running", "waiting", "free", "cached", "taken", "KV by")
+    table = _table(
+        "worker", "state", "pid", "cores", "weights", "running", "waiting", "free", "cached", "taken", "KV by"
+    )
     names = {worker.stats.incarnation: worker.stats.name for worker in status.workers}
     for worker in status.workers:
         stats = worker.stats
         cells = (
             stats.pid,
             ",".join(map(str, stats.cpu_affinity)) or "any",
+            _weights(stats),
             stats.num_running,
             stats.num_waiting + stats.num_waiting_for_kv,
             stats.blocks_free,
@@ -115,6 +120,11 @@ def status_table(status: router_pb2.GetStatusResponse) -> Table:
         )
         table.add_row(stats.name or worker.address, _STATES.get(worker.state, "unknown"), *map(str, cells))
     return table
+
+
+def _weights(stats: worker_pb2.WorkerStats) -> str:
+    """Their quantization; without one, what they are computed in."""
+    return stats.quantization if stats.quantization != "none" else "+".join(sorted(stats.kernels)) or "none"
 
 
 def audit_object(report: Report) -> dict[str, Any]:

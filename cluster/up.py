@@ -117,6 +117,11 @@ def serve(config: ClusterConfig, say: Say) -> None:
     """Up until Ctrl-C, SIGTERM or `kvferry down`."""
     began_s = time.monotonic()
     with running(config, say) as (cluster, endpoints):
+        if config.unequal_roles:
+            say(
+                f"{config.unequal_roles}: a stream that loses its worker, or is preempted, goes on, but not with the "
+                "tokens that it would have had"
+            )
         if config.faults:
             say(f"{len(config.faults)} faults are injected: {', '.join(fault.fault for fault in config.faults)}")
         say(f"{ready_line(config.name, endpoints.http, endpoints.grpc)} (after {time.monotonic() - began_s:.1f} s)")

@@ -160,6 +160,8 @@ class Admission:
 
     def _is_short(self, request: Request, grant: worker_pb2.Grant, decode: WorkerHandle, prefill: WorkerHandle) -> bool:
         """Whether the decode worker had better compute what it lacks than wait for it to be handed over."""
+        if decode.stats.quantization != prefill.stats.quantization:
+            return False  # Prompts are the prefill worker's, whose weights are others.
         num_missing = request.num_tokens - (0 if request.wants_prompt_logprobs else grant.start)
         if num_missing > self._config.short_prefill_tokens:
             return False

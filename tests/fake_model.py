@@ -4,7 +4,7 @@ changes the answer; and the same model without any cache, as its oracle."""
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import xxhash
@@ -28,6 +28,7 @@ class HashRunner:
     """Implements Runner. The pool's words are the bits of float32: [num_layers, 2, num_slots, num_kv_heads=1, 4]."""
 
     host_pool = None
+    kernels: Mapping[str, int] = {}
 
     def __init__(self, config: EngineConfig, fingerprint: str = "hash") -> None:
         assert config.num_gpu_blocks_override is not None

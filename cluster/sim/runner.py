@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from workers.engine.executor import Buffer, SampledToken, StepResult
 from workers.engine.scheduler import SchedulerOutput
@@ -19,6 +20,7 @@ class EmptyRunner:
     max_model_len: int
     eos_token_ids: frozenset[int] = frozenset()
     host_pool: None = None
+    kernels: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layout = KVLayout("empty", 0, 1, 1, self.block_size, "float32")

@@ -18,6 +18,7 @@ from tests.mutants.operations import OPERATIONS
 from tests.mutants.pressure import PRESSURE
 from tests.mutants.replicas import COPIES
 from tests.mutants.routing import ROUTING
+from tests.mutants.weights import WEIGHTS
 from tests.mutants.wrong_output import WRONG_OUTPUT
 
 MUTANTS = (
@@ -29,6 +30,7 @@ MUTANTS = (
     *COPIES,
     *FRAMES,
     *LAYOUTS,
+    *WEIGHTS,
     *OPERATIONS,
     *ROUTING,
     *DOOR,

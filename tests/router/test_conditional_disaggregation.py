@@ -138,3 +138,16 @@ def test_answers_are_those_of_one_worker_wherever_prompts_are_computed(params):
             assert computed_by(cluster, "d0") + computed_by(cluster, "d1") > 0
 
     run(main())
+
+
+def test_a_decode_worker_with_other_weights_computes_no_prompt_however_little_is_missing():
+    async def main() -> None:
+        async with sim_cluster(**TWO_STEPS) as cluster:
+            decode = cluster.workers["d0"]
+            decode.config = decode.config.model_copy(update={"quantization": "native"})
+            await measured(cluster)
+            for num_more in (0, 1):
+                await cluster.ask(PREFIX + prompt_of(num_more), GREEDY, f"{num_more} more")
+            assert computed_by(cluster, "d0") == 0
+
+    run(main())

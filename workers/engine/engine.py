@@ -75,7 +75,7 @@ class Engine:
         Choices that are not among them have ended. Where there are none, the KV is kept as a known prefix.
         """
         request.num_computed_tokens = request.num_tokens
-        self.prefix_cache.publish(request)
+        self.prefix_cache.publish(request, received=True)
         request.handed_over = True
         request.arrived_s = _now()
         if request.params.n > 1 or not first_token_ids:

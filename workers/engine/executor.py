@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -56,6 +56,8 @@ class Runner(Protocol):
     num_blocks: int
     max_model_len: int
     eos_token_ids: frozenset[int]
+    # How many matrices each kernel multiplies.
+    kernels: Mapping[str, int]
 
     @property
     def host_pool(self) -> HostPool | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from workers.config import EngineConfig
+from workers.config import EngineConfig, Quantization
 from workers.engine.batch import StepBatch, build_batch
 from workers.engine.executor import Buffer, SampledToken, StepResult
 from workers.engine.grammar import Allowed, Grammars
@@ -53,11 +53,11 @@ class ModelRunner:
         architecture = read_architecture(path)
         require_divisible(architecture, ranks.size)
         weights = open_weights(path, architecture)
-        dtype = _dtype(config, weights)
+        dtype = _dtype(config, config.quantization, weights)
         self.max_model_len = _max_model_len(config, architecture)
         self.eos_token_ids = architecture.eos_token_ids
         self.layout = KVLayout(
-            fingerprint=_fingerprint(architecture, dtype, weights.quantisation, path),
+            fingerprint=_fingerprint(config, architecture, weights, path),
             num_layers=architecture.num_layers,
             num_kv_heads=architecture.num_kv_heads,
             head_dim=architecture.head_dim,
@@ -67,7 +67,8 @@ class ModelRunner:
         self.kv_heads = kv_heads_of(architecture.num_kv_heads, ranks.rank, ranks.size)
         own = replace(self.layout, num_kv_heads=len(self.kv_heads))
         self.num_blocks = num_pool_blocks(config, own.token_bytes * ranks.size, self.max_model_len)
-        self._model = load_model(architecture, weights, dtype, device, ranks)
+        self._model = load_model(architecture, weights, dtype, device, ranks, config.quantization)
+        self.kernels = self._model.kernels
         self._pool = KVPool(own, self.num_blocks, device, share_pool)
         self.host_pool = self._pool if device.type == "cpu" and ranks.size == 1 else None
         self._dtype, self._device = dtype, device
@@ -75,6 +76,7 @@ class ModelRunner:
         self._grammars = Grammars(lambda: load_tokenizer(path), architecture.vocab_size, self.eos_token_ids)
         shape = (path.name, _DTYPE_NAMES[dtype], self.num_blocks, config.block_size, self.layout.dtype)
         _log.info("loaded %s in %s: %d KV blocks of %d in %s", *shape)
+        _log.info("quantization %s: matrices by kernel %s", config.quantization, dict(self.kernels))
 
     @torch.inference_mode()
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
@@ -138,9 +140,11 @@ def _device(config: EngineConfig, ranks: Ranks) -> torch.device:
     return torch.device("cuda", ranks.rank) if ranks.size > 1 else torch.device("cuda")
 
 
-def _dtype(config: EngineConfig, weights: Weights) -> torch.dtype:
+def _dtype(config: EngineConfig, quantization: Quantization, weights: Weights) -> torch.dtype:
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
+    if quantization != "none":
+        return torch.bfloat16
     return torch.float32 if config.device == "cpu" else weights.dtype
 
 
@@ -167,10 +171,15 @@ def _max_model_len(config: EngineConfig, architecture: ArchitectureConfig) -> in
     return config.max_model_len or limit
 
 
-def _fingerprint(architecture: ArchitectureConfig, dtype: torch.dtype, quantisation: str, path: Path) -> str:
-    """Equal for equal weights computed alike, wherever they lie; samples the files instead of reading them whole."""
+def _fingerprint(config: EngineConfig, architecture: ArchitectureConfig, weights: Weights, path: Path) -> str:
+    """Of what computes the KV of prompts: equal for equal weights computed alike, wherever they lie.
+
+    Files are sampled instead of read whole.
+    """
+    quantization = config.prompt_quantization
+    computed = (str(_dtype(config, quantization, weights)), weights.quantisation, quantization)
     shape = sorted((key, value) for key, value in vars(architecture).items() if not key.endswith(("_ids", "_id")))
-    digest = hashlib.sha256(repr((shape, str(dtype), quantisation)).encode())
+    digest = hashlib.sha256(repr((shape, *computed)).encode())
     for file in weight_files(path):
         size = file.stat().st_size
         digest.update(size.to_bytes(8, "little"))

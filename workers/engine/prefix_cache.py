@@ -11,6 +11,7 @@ from workers.request import Request
 class PrefixCache:
     def __init__(self, config: CacheConfig, block_manager: BlockManager, fingerprint: str) -> None:
         self._enabled = config.enable_prefix_caching
+        self._shares_computed = config.shares_computed
         self._hash_of = BlockHash(fingerprint, config.hash_block_size)
         self._blocks = block_manager
         # Tokens looked up, and those of them that were found.
@@ -23,10 +24,14 @@ class PrefixCache:
             return []
         return self._blocks.find(self._hash(request, i) for i in range(num_tokens // self._blocks.block_size))
 
-    def publish(self, request: Request) -> None:
-        """The blocks that its computed tokens have filled since the last call may be shared from now on."""
+    def publish(self, request: Request, *, received: bool = False) -> None:
+        """The blocks that its computed tokens have filled since the last call may be shared from now on.
+
+        `received`: their KV came from another worker.
+        """
         num_full = request.num_computed_tokens // self._blocks.block_size
-        if not self._enabled or num_full <= request.num_published_blocks:
+        allowed = self._enabled and (received or self._shares_computed)
+        if not allowed or num_full <= request.num_published_blocks:
             return
         for i in range(request.num_published_blocks, num_full):
             self._blocks.publish(request.block_table[i], self._hash(request, i))

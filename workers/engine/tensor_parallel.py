@@ -84,6 +84,7 @@ class TensorParallelRunner:
             raise
         self.layout, self.num_blocks = self._own.layout, self._own.num_blocks
         self.max_model_len, self.eos_token_ids = self._own.max_model_len, self._own.eos_token_ids
+        self.kernels = self._own.kernels
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:

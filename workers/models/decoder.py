@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -43,6 +43,7 @@ class Decoder:
         self._norm = norm
         self._head = head
         self._vocab_size = vocab_size
+        self.kernels: Mapping[str, int] = {}
 
     def forward(self, batch: StepBatch, kv_cache: torch.Tensor) -> torch.Tensor:
         x = self._embedding(batch.token_ids)

@@ -37,6 +37,6 @@ def read_experts(read: LayerReader, names: ExpertNames, activation: Activation) 
             gate_up, down = {f"{_STACKED_GATE_UP}.{i}": 2 * inner}, f"{_STACKED_DOWN}.{i}"
         return GatedMLP(read.linear(gate_up, hidden), read.linear({down: hidden}, inner), activation)
 
-    router = read.linear({block + ".gate": experts.num_experts}, hidden)
+    router = read.exact_linear({block + ".gate": experts.num_experts}, hidden)
     all_experts = [expert(i) for i in range(experts.num_experts)]
     return Experts(router, all_experts, experts.num_experts_per_tok, experts.norm_topk_prob)

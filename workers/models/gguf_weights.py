@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from gguf import GGMLQuantizationType, ReaderTensor, quants
 from workers.errors import ConfigError
 from workers.gguf_file import open_gguf
 from workers.models.architecture import ArchitectureConfig
+from workers.models.gguf_blocks import BLOCKS
 from workers.models.registry import FAMILIES, GgufForm
 from workers.models.weights import StoredTensor, Weights
 
@@ -37,6 +40,7 @@ _DTYPES = {
 }
 # Part of the architecture, not of the weights.
 _IN_CONFIG = "rope_freqs.weight"
+Rows = Callable[[], np.ndarray]
 # The library dequantises 16 rows at a time; rows glued together by eight cost a third of the time.
 _GLUED_ROWS = 8
 
@@ -48,7 +52,9 @@ def open_gguf_weights(path: Path, config: ArchitectureConfig) -> Weights:
     stored: dict[str, StoredTensor] = {}
     for tensor in tensors:
         shape = tuple(int(size) for size in reversed(tensor.shape))
-        stored[_hf_name(tensor.name, form)] = StoredTensor(shape, partial(_read, tensor, shape, config, form, path))
+        rows = partial(_rows, tensor, config, form)
+        read = partial(_read, tensor, rows, shape, form, path)
+        stored[_hf_name(tensor.name, form)] = StoredTensor(shape, read, **_groups(tensor, rows, shape))
     largest = max(tensors, key=lambda tensor: (len(tensor.shape), tensor.name.startswith("blk."))).tensor_type
     kind = "none" if largest in _DTYPES else largest.name
     return Weights(path, stored, _DTYPES.get(largest, torch.bfloat16), kind)
@@ -66,15 +72,29 @@ def _hf_name(name: str, form: GgufForm) -> str:
             return name
 
 
-def _read(
-    tensor: ReaderTensor, shape: tuple[int, ...], config: ArchitectureConfig, form: GgufForm, path: Path
-) -> torch.Tensor:
-    data = np.asarray(tensor.data)
-    kind = tensor.name.split(".")[-2]
+def _groups(tensor: ReaderTensor, rows: Rows, shape: tuple[int, ...]) -> dict[str, Any]:
+    """StoredTensor's fields for a matrix in one of the formats that kernels take."""
+    format = BLOCKS.get(tensor.tensor_type)
+    if format is None or len(shape) != 2:
+        return {}
+    return {"bits": format.bits, "read_groups": lambda: format.read(rows())}
+
+
+def _rows(tensor: ReaderTensor, config: ArchitectureConfig, form: GgufForm) -> np.ndarray:
+    """As stored, but in Hugging Face's order."""
+    data, kind = np.asarray(tensor.data), _kind(tensor)
     if form.permuted and kind in ("attn_q", "attn_k"):
-        data = _unpermute(data, config.num_heads if kind == "attn_q" else config.num_kv_heads)
-    values = _dequantise(tensor, data, shape, path)
-    return values - form.norm_offset if kind.endswith("norm") and form.norm_offset else values
+        return _unpermute(data, config.num_heads if kind == "attn_q" else config.num_kv_heads)
+    return data
+
+
+def _kind(tensor: ReaderTensor) -> str:
+    return tensor.name.split(".")[-2]
+
+
+def _read(tensor: ReaderTensor, rows: Rows, shape: tuple[int, ...], form: GgufForm, path: Path) -> torch.Tensor:
+    values = _dequantise(tensor, rows(), shape, path)
+    return values - form.norm_offset if _kind(tensor).endswith("norm") and form.norm_offset else values
 
 
 def _dequantise(tensor: ReaderTensor, data: np.ndarray, shape: tuple[int, ...], path: Path) -> torch.Tensor:

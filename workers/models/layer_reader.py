@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import torch
 
+from workers.config import Quantization
 from workers.layers.embedding import Embedding
-from workers.layers.linear import Linear
+from workers.layers.linear import Linear, make_linear
 from workers.layers.mlp import Activation, GatedMLP
 from workers.layers.norm import HeadNorm, RMSNorm
+from workers.layers.quantised import GroupedMatrix, stacked
 from workers.layers.ranks import Ranks
 from workers.models.architecture import ArchitectureConfig
 from workers.models.weights import Weights
@@ -25,6 +28,7 @@ class LayerReader:
         weights: Weights,
         dtype: torch.dtype,
         device: torch.device,
+        quantization: Quantization,
         ranks: Ranks,
     ) -> None:
         """`config` and `weights`: of this rank's part."""
@@ -33,8 +37,13 @@ class LayerReader:
         self.ranks = ranks
         # Of the layer that it reads.
         self.index = -1
+        # The embedding in its own bits, for a head that is the same.
+        self._tied: GroupedMatrix | None = None
         self._weights = weights
         self._dtype = dtype
+        self._quantization = quantization
+        # How many matrices each kernel multiplies.
+        self.kernels: Counter[str] = Counter()
         self._prefix = ""
 
     def layers(self) -> Iterator[LayerReader]:
@@ -45,30 +54,30 @@ class LayerReader:
 
     def linear(self, rows: Mapping[str, int], in_features: int, *, bias: bool = False) -> Linear:
         """One matrix of those named by `rows`, each with its number of rows, one under another; biases likewise."""
-        sizes = list(rows.values())
-        weight = self._empty(sum(sizes), in_features)
-        for name, part in zip(rows, weight.split_with_sizes(sizes), strict=True):
-            self._copy(name + ".weight", part)
-        if not bias:
-            return Linear(weight)
-        offset = self._empty(sum(sizes))
-        for name, part in zip(rows, offset.split_with_sizes(sizes), strict=True):
-            self._copy(name + ".bias", part)
-        return Linear(weight, offset)
+        weight = self._matrix(rows, in_features)
+        return self._counted(make_linear(weight, self._bias(rows) if bias else None, self._quantization))
+
+    def exact_linear(self, rows: Mapping[str, int], in_features: int) -> Linear:
+        """As `linear`, in the model's dtype whatever the quantization: for what decides rather than adds up."""
+        return self._counted(make_linear(self._dense(rows, in_features)))
 
     def embedding(self, scale: float | None = None) -> Embedding:
         config = self.config
-        weight = self._empty(config.vocab_size, config.hidden_size)
-        self._copy("model.embed_tokens.weight", weight)
+        rows = {"model.embed_tokens": config.vocab_size}
+        weight = self._matrix(rows, config.hidden_size)
+        if isinstance(weight, GroupedMatrix):
+            self._tied, weight = weight, weight.values().to(self._dtype)
         return Embedding(weight, scale)
 
     def head(self, embedding: Embedding) -> Linear:
         """From the last hidden state to logits: the embedding again where the two are tied."""
         config = self.config
         if not config.tie_word_embeddings:
-            return self.linear({"lm_head": config.vocab_size}, config.hidden_size)
-        self._weights.skip("lm_head.weight")
-        return Linear(embedding.weight)
+            weight = self._matrix({"lm_head": config.vocab_size}, config.hidden_size)
+        else:
+            self._weights.skip("lm_head.weight")
+            weight = self._tied if self._tied is not None else embedding.weight
+        return self._counted(make_linear(weight, None, self._quantization, few_bits=False))
 
     def norm(self, name: str, *, offset: float = 0.0) -> RMSNorm:
         """`offset` is added to the weight."""
@@ -102,6 +111,32 @@ class LayerReader:
     def unstack(self, name: str) -> bool:
         """Whether there is a tensor `name` whose rows can now be read as `name`.0, `name`.1, ..."""
         return self._weights.unstack(self._prefix + name)
+
+    def _matrix(self, rows: Mapping[str, int], in_features: int) -> torch.Tensor | GroupedMatrix:
+        """In the checkpoint's own bits where that is wanted, and all its parts have the same."""
+        names = {self._prefix + name + ".weight": size for name, size in rows.items()}
+        bits = {self._weights.bits(name) for name in names} if self._quantization == "native" else {None}
+        if len(bits) > 1 or None in bits:
+            return self._dense(rows, in_features)
+        return stacked([self._weights.take_groups(name, (size, in_features)) for name, size in names.items()])
+
+    def _dense(self, rows: Mapping[str, int], in_features: int) -> torch.Tensor:
+        sizes = list(rows.values())
+        weight = self._empty(sum(sizes), in_features)
+        for name, part in zip(rows, weight.split_with_sizes(sizes), strict=True):
+            self._copy(name + ".weight", part)
+        return weight
+
+    def _bias(self, rows: Mapping[str, int]) -> torch.Tensor:
+        sizes = list(rows.values())
+        bias = self._empty(sum(sizes))
+        for name, part in zip(rows, bias.split_with_sizes(sizes), strict=True):
+            self._copy(name + ".bias", part)
+        return bias
+
+    def _counted(self, linear: Linear) -> Linear:
+        self.kernels[linear.name] += 1
+        return linear
 
     def _norm_weight(self, name: str, size: int, offset: float) -> torch.Tensor:
         # With an offset the stored values lie around 0, and only their sum with it in fp32 keeps their precision.

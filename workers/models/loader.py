@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -11,6 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from safetensors import SafetensorError, safe_open
 
+from workers.config import Quantization
 from workers.engine.batch import StepBatch
 from workers.errors import ConfigError
 from workers.layers.ranks import ALONE, Ranks
@@ -25,6 +27,9 @@ _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class Model(Protocol):
+    # How many matrices each kernel of workers/layers/linear.py multiplies.
+    kernels: Mapping[str, int]
+
     def forward(self, batch: StepBatch, kv_cache: torch.Tensor) -> torch.Tensor:
         """Write the KV of the step's tokens; logits [num_sample_rows, vocab_size] of the rows that sample.
 
@@ -44,13 +49,19 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     ranks: Ranks = ALONE,
+    quantization: Quantization = "none",
 ) -> Model:
-    """The part of one of the `ranks`. ConfigError when a tensor is missing, left over or of another shape."""
+    """The part of one of the `ranks`; quantised weights are for a single one.
+
+    ConfigError when a tensor is missing, left over or of another shape.
+    """
     family = cast(FamilyModule, importlib.import_module(f"workers.models.{config.architecture}"))
     if ranks.size > 1:
         weights = cut_weights(weights, config, ranks.rank, ranks.size)
         config = shard_of(config, ranks.rank, ranks.size)
-    model = family.build(config, LayerReader(config, weights, dtype, device, ranks))
+    reader = LayerReader(config, weights, dtype, device, quantization, ranks)
+    model = family.build(config, reader)
+    model.kernels = reader.kernels
     weights.require_all_taken()
     return model
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from workers.errors import ConfigError
+from workers.layers.quantised import GroupedMatrix
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,9 @@ class StoredTensor:
     read: Callable[[], torch.Tensor]
     # Row i of the first dimension alone, where the file can give it.
     read_row: Callable[[int], torch.Tensor] | None = None
+    # In the bits that it is stored in, where a kernel takes those, and how many they are.
+    read_groups: Callable[[], GroupedMatrix] | None = None
+    bits: int | None = None
 
 
 class Weights:
@@ -37,15 +41,18 @@ class Weights:
 
     def copy_into(self, name: str, out: torch.Tensor) -> None:
         """Read tensor `name` into `out`, converting to its dtype."""
-        stored = self._stored.pop(name, None)
-        if stored is None:
-            raise ConfigError(f"{self.path} lacks the tensor {name}; download it again", param="model")
-        if stored.shape != tuple(out.shape):
-            raise ConfigError(
-                f"{self.path}: tensor {name} has shape {stored.shape}, its config says {tuple(out.shape)}",
-                param="model",
-            )
-        out.copy_(stored.read())
+        out.copy_(self._take(name, tuple(out.shape)).read())
+
+    def bits(self, name: str) -> int | None:
+        """How many `take_groups` gives of tensor `name`; None: it is read by `copy_into` only."""
+        stored = self._stored.get(name)
+        return None if stored is None else stored.bits
+
+    def take_groups(self, name: str, shape: tuple[int, int]) -> GroupedMatrix:
+        """Tensor `name` in its own bits."""
+        read = self._take(name, shape).read_groups
+        assert read is not None, "bits() tells of tensors that have groups"
+        return read()
 
     def unstack(self, name: str) -> bool:
         """Where there is a tensor `name`, make its rows tensors of their own: `name`.0.weight, `name`.1.weight, ..."""
@@ -66,3 +73,13 @@ class Weights:
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             raise ConfigError(f"{self.path}: unexpected tensor {left[0]}{more} for its architecture", param="model")
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        stored = self._stored.pop(name, None)
+        if stored is None:
+            raise ConfigError(f"{self.path} lacks the tensor {name}; download it again", param="model")
+        if stored.shape != shape:
+            raise ConfigError(
+                f"{self.path}: tensor {name} has shape {stored.shape}, its config says {shape}", param="model"
+            )
+        return stored

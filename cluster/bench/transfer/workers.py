@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import torch
 
@@ -38,6 +39,7 @@ class PoolRunner:
     num_blocks = NUM_BLOCKS
     max_model_len = NUM_BLOCKS * LAYOUT.block_size
     eos_token_ids: frozenset[int] = frozenset()
+    kernels: Mapping[str, int] = {}
 
     def __init__(self, share_pool: bool = False) -> None:
         keep_freed_memory()

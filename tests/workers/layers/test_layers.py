@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workers.layers.linear import Linear
+from workers.layers.linear import make_linear
 from workers.layers.norm import RMSNorm
 from workers.layers.rotary import RotaryEmbedding, rotate
 from workers.models.rope import Rope
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 def test_linear_is_x_times_w_transposed(dtype: torch.dtype, num_rows: int) -> None:
     weight, x = torch.randn(48, 64).to(dtype), torch.randn(num_rows, 64).to(dtype)
     with torch.inference_mode():
-        y = Linear(weight)(x)
+        y = make_linear(weight)(x)
     want = x.double() @ weight.double().T
     assert y.dtype is dtype
     torch.testing.assert_close(y.double(), want, rtol=0, atol=1e-4 if dtype is torch.float32 else 0.15)

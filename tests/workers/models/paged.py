@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from tests.workers.scheduled import scheduled
+from workers.config import Quantization
 from workers.engine.batch import build_batch
 from workers.engine.scheduler import ScheduledRequest, SchedulerOutput
 from workers.models.architecture import read_architecture
@@ -24,10 +25,14 @@ PROMPT_LENGTHS = (1, 15, 16, 17, 200)
 class Paged:
     """A model with a pool whose blocks are dealt out in a shuffled order; garbage in the free ones."""
 
-    def __init__(self, path: Path, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
+    def __init__(
+        self, path: Path, dtype: torch.dtype = torch.float32, seed: int = 0, quantization: Quantization = "none"
+    ) -> None:
         self.config = read_architecture(path)
         self.dtype = dtype
-        self.model = load_model(self.config, open_weights(path, self.config), dtype, CPU)
+        with torch.inference_mode():
+            weights = open_weights(path, self.config)
+            self.model = load_model(self.config, weights, dtype, CPU, quantization=quantization)
         shape = (self.config.num_layers, 2, 128, BLOCK_SIZE, self.config.num_kv_heads, self.config.head_dim)
         self.kv_cache = torch.full(shape, 1e3, dtype=dtype)
         self._free = iter(torch.randperm(128, generator=torch.Generator().manual_seed(seed)).tolist())

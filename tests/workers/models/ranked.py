@@ -44,6 +44,7 @@ class RankedModel:
             torch.full((*shape[:4], len(heads), shape[5]), 1e3, dtype=whole.dtype) for heads in self.kv_heads
         ]
         self._threads = ThreadPoolExecutor(size)
+        self.kernels = self.models[0].kernels
 
     def forward(self, batch: StepBatch, kv_cache: torch.Tensor) -> torch.Tensor:
         """Logits, which are the same on every rank, bit for bit."""
