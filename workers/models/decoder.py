@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from workers.engine.batch import StepBatch
-from workers.layers.attention import PagedAttention
+from workers.layers.attention_kernel import AttentionKernel, attention_kernel
 from workers.layers.block import FeedForward, PreNormLayer, Step
 from workers.layers.rotary import RotaryEmbedding
 from workers.layers.self_attention import SelfAttention
@@ -54,10 +54,11 @@ class Decoder:
         return self._head(self._norm(x[batch.sample_rows]))
 
 
-def attention_kernels(config: ArchitectureConfig) -> dict[int | None, PagedAttention]:
+def attention_kernels(config: ArchitectureConfig, device: torch.device) -> dict[int | None, AttentionKernel]:
     """One for each window; layers of the same window share one."""
+    make = attention_kernel(device)
     return {
-        window: PagedAttention(
+        window: make(
             config.num_heads,
             config.num_kv_heads,
             config.head_dim,
@@ -72,13 +73,13 @@ def attention_kernels(config: ArchitectureConfig) -> dict[int | None, PagedAtten
 def pre_norm_decoder(
     config: ArchitectureConfig,
     read: LayerReader,
-    attention: Callable[[LayerReader, RotaryEmbedding, PagedAttention], SelfAttention],
+    attention: Callable[[LayerReader, RotaryEmbedding, AttentionKernel], SelfAttention],
     feed_forward: Callable[[LayerReader], FeedForward],
 ) -> Decoder:
     """Llama's frame: x += attention(norm(x)); x += feed_forward(norm(x)); one rope for all layers."""
     embedding = read.embedding()
     rotary = RotaryEmbedding(config.rope, read.device)
-    kernels = attention_kernels(config)
+    kernels = attention_kernels(config, read.device)
     layers = [
         PreNormLayer(
             layer.norm("input_layernorm"),
