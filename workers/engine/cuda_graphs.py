@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -56,8 +57,9 @@ class DecodeGraphs:
         self._inputs.positions[:num_rows].copy_(step.positions)
         self._inputs.slot_mapping[:num_rows].copy_(step.slot_mapping)
         own.seq_lens[:num_rows].copy_(tables.seq_lens)
-        # What is left of longer tables behind these is not read.
-        own.block_ids[:num_rows, : tables.block_ids.shape[1]].copy_(tables.block_ids)
+        # A request may have blocks for tokens to come; what is left of longer tables behind these is not read.
+        width = min(tables.block_ids.shape[1], own.block_ids.shape[1])
+        own.block_ids[:num_rows, :width].copy_(tables.block_ids[:, :width])
 
     def _clear(self, start: int, end: int) -> None:
         assert self._inputs.tables is not None
@@ -72,25 +74,30 @@ def graph_sizes(max_rows: int) -> list[int]:
     return [*(size for size in sizes if size < largest), largest]
 
 
-def capture_graph(compute: Compute) -> Compute:
-    """Its memory is the graph's own: the tensor that it returns is overwritten by the next replay."""
-    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
-        # Kernels are compiled, and cuBLAS chooses, outside the capture.
-        for _ in range(2):
-            compute()
-    torch.cuda.current_stream().wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    # Another thread may copy KV meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        out = compute()
+def graph_capture() -> Capture:
+    """Graphs that share their memory: only what the last one replayed has returned is good."""
+    memory = torch.cuda.graph_pool_handle()
 
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return out
+    def capture(compute: Compute) -> Compute:
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            # Kernels are compiled, and cuBLAS chooses, outside the capture.
+            for _ in range(2):
+                compute()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        # Another thread may copy KV meanwhile.
+        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+            out = compute()
+        return partial(_replay, graph, out)
 
-    return replay
+    return capture
+
+
+def _replay(graph: torch.cuda.CUDAGraph, out: torch.Tensor) -> torch.Tensor:
+    graph.replay()
+    return out
 
 
 def _is_decode(step: StepBatch) -> bool:

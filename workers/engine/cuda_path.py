@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from workers.engine.batch import StepBatch
-from workers.engine.cuda_graphs import DecodeGraphs, capture_graph
+from workers.engine.cuda_graphs import DecodeGraphs, graph_capture
 from workers.engine.executor import Buffer
 from workers.engine.kv_staging import KVStaging
 from workers.engine.layer_events import LayerEvents
@@ -37,7 +37,7 @@ class CudaPath:
             started = time.monotonic()
             max_blocks = -(-max_model_len // pool.shape[3])
             forward = partial(model.forward, kv_cache=pool)
-            self._graphs = DecodeGraphs(forward, graph_rows, max_blocks, pool.device, capture_graph)
+            self._graphs = DecodeGraphs(forward, graph_rows, max_blocks, pool.device, graph_capture())
             _log.info("captured decode steps of up to %d requests in %.1f s", graph_rows, time.monotonic() - started)
         # Not before: what is recorded within a capture, nobody else can wait for.
         model.watch(self._events.layer_done)

@@ -37,7 +37,7 @@ def paged_decode(q: torch.Tensor, kv_cache: torch.Tensor, tables: BlockTables, h
         partial, softmax[0], softmax[1], q, *heads.pool(kv_cache), tables.block_ids, tables.seq_lens,
         q.stride(0), tables.block_ids.stride(0), num_splits, heads.log2_scale, heads.log2_softcap,
         **heads.constants(kv_cache), GROUP_ROWS=max(MIN_ROWS, triton.next_power_of_2(heads.group)),
-        KEY_TILE=32 if q.dtype is torch.float32 else 64, SPLIT=SPLIT_TOKENS, num_warps=4, num_stages=3,
+        KEY_TILE=key_tile(q.dtype), SPLIT=SPLIT_TOKENS, num_warps=4, num_stages=3,
     )  # fmt: skip
     _join_splits[(num_rows, heads.num_heads)](
         out, partial, softmax[0], softmax[1], tables.seq_lens, out.stride(0), num_splits,
@@ -46,7 +46,13 @@ def paged_decode(q: torch.Tensor, kv_cache: torch.Tensor, tables: BlockTables, h
     )  # fmt: skip
 
 
-@triton.jit
+def key_tile(dtype: torch.dtype) -> int:
+    """Keys at a time."""
+    return 32 if dtype is torch.float32 else 64
+
+
+# Whatever a step's tables look like, it is the same kernel: no other is compiled while requests wait.
+@triton.jit(do_not_specialize=["table_stride", "num_splits"])
 def _attend_to_splits(
     partial_ptr, largest_ptr, total_ptr, q_ptr, kv_ptr, scale_ptr, plane, tables_ptr, lens_ptr,
     q_stride, table_stride, num_splits, scale, softcap,
@@ -83,7 +89,7 @@ def _attend_to_splits(
         tl.store(total_ptr + row + heads, total, mask=rows < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _join_splits(
     out_ptr, partial_ptr, largest_ptr, total_ptr, lens_ptr, out_stride, num_splits,
     HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, SPLIT_TILE: tl.constexpr,

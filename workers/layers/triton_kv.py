@@ -56,7 +56,7 @@ def _store(kv_ptr, k_ptr, v_ptr, slots_ptr, k_stride, v_stride, plane, SIZE: tl.
         tl.store(out_ptr + plane, tl.load(v_ptr + token * v_stride + at, mask=mask), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])
 def _copy(
     pool_ptr, packed_ptr, slots_ptr, num_slots, plane,
     SIZE: tl.constexpr, TILE: tl.constexpr, SLOT_TILE: tl.constexpr, TO_POOL: tl.constexpr,

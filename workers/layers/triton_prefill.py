@@ -38,7 +38,7 @@ def prefill_tile(dtype: torch.dtype, dims: int) -> dict[str, int]:
     return {"QUERIES": 128, "KEY_TILE": 64, "num_warps": 8, "num_stages": 3}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _attend(
     out_ptr, q_ptr, kv_ptr, scale_ptr, plane, tables_ptr, lens_ptr, query_starts_ptr,
     tile_requests_ptr, tile_starts_ptr, out_stride, q_stride, table_stride, scale, softcap,
