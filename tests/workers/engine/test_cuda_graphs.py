@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,6 @@ def test_a_graph_gives_what_attention_on_a_cpu_gives(folder: Path, on_gpu: Paged
 
     with torch.inference_mode():
         graphs = DecodeGraphs(forward, 4, MAX_BLOCKS, CPU, lambda compute: compute)
-        # A longer batch first, so that the rows behind the next one's are those of other requests.
         for shares in (requests, requests[1:2]):
             step = gpu_step(shares)
             got = graphs.run(step)
@@ -77,6 +77,19 @@ def test_a_graph_gives_what_attention_on_a_cpu_gives(folder: Path, on_gpu: Paged
     assert computed == [4, 1]
     # What padded rows computed is nowhere: the pools are the same, the garbage of their free blocks too.
     torch.testing.assert_close(on_gpu.kv_cache, on_cpu.kv_cache, atol=1e-4, rtol=1e-4)
+
+
+def test_rows_of_the_last_step_write_no_more(on_gpu: Paged) -> None:
+    """Their blocks may be another's by now."""
+    requests = [scheduled("r", [7 + i], 20, on_gpu.table(21), GREEDY) for i in range(4)]
+    with torch.inference_mode():
+        forward = partial(on_gpu.model.forward, kv_cache=on_gpu.kv_cache)
+        graphs = DecodeGraphs(forward, 4, MAX_BLOCKS, CPU, lambda compute: compute)
+        graphs.run(gpu_step(requests))
+        theirs = on_gpu.kv_cache[:, :, requests[3].block_table[1]]
+        theirs.fill_(5.0)
+        graphs.run(gpu_step(requests[:3]))
+    assert torch.equal(theirs, torch.full_like(theirs, 5.0))
 
 
 def test_other_steps_have_no_graph(on_gpu: Paged) -> None:
