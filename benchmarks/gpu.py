@@ -48,7 +48,6 @@ class GpuBenchmark:
         self._device = device
         self._tiny = tiny
         self._dtype = torch.float32 if device.type == "cpu" else BF16
-        self._capture: Capture = graph_capture() if device.type == "cuda" else lambda compute: compute
         self._num_failed = 0
         self._started = time.monotonic()
 
@@ -60,7 +59,7 @@ class GpuBenchmark:
         self._print([{name: value / 1e12 for name, value in vars(rates).items()} | {"unit": "T/s"}])
         self._part("attention", lambda: self._attention(rates))
         model = self._model()
-        self._part("graphs", lambda: [graph_check(model, self._capture, 40 if self._tiny else 3000)])
+        self._part("graphs", lambda: [graph_check(model, self._capture(), 40 if self._tiny else 3000)])
         self._part("staging", lambda: [staging_check(model.pool, 7 if self._tiny else 1000)])
         self._part("decode", lambda: self._decode(model, rates))
         self._part("prefill", lambda: self._prefill(model, rates))
@@ -93,6 +92,10 @@ class GpuBenchmark:
         self._print([{"model": shape.name, "weights_gb": 2 * (shape.layer_weights + shape.head_weights) / 1e9}])
         return model
 
+    def _capture(self) -> Capture:
+        """For graphs that share their memory with no others."""
+        return graph_capture() if self._device.type == "cuda" else lambda compute: compute
+
     def _attention(self, rates: Rates) -> Iterator[Row]:
         """One layer's kernel by itself, with the keys that it stores; torch's own attention beside it.
 
@@ -118,7 +121,7 @@ class GpuBenchmark:
         shape, size = model.shape, self._dtype.itemsize
         shapes = [(2, 20)] if self._tiny else [(1, 1024), (8, 1024), (64, 2048)]
         max_blocks = -(-max(context for _, context in shapes) // BLOCK_SIZE) + 1
-        graphs = DecodeGraphs(model.forward, max(b for b, _ in shapes), max_blocks, self._device, self._capture)
+        graphs = DecodeGraphs(model.forward, max(b for b, _ in shapes), max_blocks, self._device, self._capture())
         for batch, context in shapes:
             step = model.step([(context - 1, 1)] * batch)
             kv_bytes = batch * context * shape.kv_numbers * size

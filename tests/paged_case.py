@@ -63,7 +63,7 @@ def make_case(shape: Shape, shares: Sequence[Share], device: str = "cpu", seed: 
     blocks = [-(-(start + n) // shape.block_size) for start, n in shares]
     free = torch.randperm(sum(blocks) + 3, generator=generator).tolist()
     width = pool_width(pool_dtype, shape.head_dim)
-    pool = torch.full((2, len(free), shape.block_size, shape.num_kv_heads, width), 77).to(pool_dtype)
+    pool = torch.full((2, len(free), shape.block_size, shape.num_kv_heads, width), 77, dtype=pool_dtype)
     requests, contexts, slots, row = [], [], [], 0
     for (start, n), num_blocks in zip(shares, blocks, strict=True):
         table = [free.pop() for _ in range(num_blocks)]

@@ -17,9 +17,12 @@ from workers.engine.cuda_graphs import DecodeGraphs, graph_capture
 from workers.engine.executor import Buffer
 from workers.engine.kv_staging import KVStaging
 from workers.engine.layer_events import LayerEvents
+from workers.errors import ConfigError
 from workers.kv_transfer.slots import Slots
 from workers.models.loader import Model
 
+# Of the first GPUs that compute with it.
+FP8_CAPABILITY = (8, 9)
 _log = logging.getLogger(__name__)
 
 
@@ -27,7 +30,9 @@ class CudaPath:
     """Owns the graphs, the events of the steps and the staging of KV; the model and the pool are the runner's."""
 
     def __init__(self, model: Model, pool: torch.Tensor, graph_rows: int, max_model_len: int) -> None:
-        """Makes graphs for batches of up to `graph_rows` requests, 0: none, which takes seconds."""
+        """Makes graphs for batches of up to `graph_rows` requests, 0: none, which takes seconds. ConfigError for a pool
+        whose numbers the GPU does not know."""
+        _require_fp8(pool)
         self._model = model
         self._pool = pool
         self._staging = KVStaging(pool)
@@ -57,3 +62,12 @@ class CudaPath:
     def write(self, slots: Slots, layer_start: int, layer_end: int, payload: Buffer) -> None:
         """As KVPool.write, behind all that steps launched so far may still write there."""
         self._staging.write(slots, slice(layer_start, layer_end), payload, self._events.of(self._pool.shape[0]))
+
+
+def _require_fp8(pool: torch.Tensor) -> None:
+    if pool.dtype is torch.uint8 and torch.cuda.get_device_capability(pool.device) < FP8_CAPABILITY:
+        raise ConfigError(
+            f"kv_cache_dtype: fp8 needs a GPU of compute capability 8.9 or later, and {torch.cuda.get_device_name()} "
+            "is an older one: use bf16",
+            param="kv_cache_dtype",
+        )
