@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from typing import Any
 
@@ -10,6 +11,10 @@ import pytest
 # Lines to print at the end of the run, from whichever process.
 SUMMARIES = pytest.StashKey[list[str]]()
 _OF_CLUSTERS = ("tests/e2e/", "tests/cluster/test_demo.py", "tests/cluster/test_launch.py")
+
+if not shutil.which("nvidia-smi"):
+    # Kernels of a GPU are interpreted where there is none. Triton asks when it is first imported.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from workers.engine.scheduler import PromptScores, ScheduledRequest, SchedulerOutput
 from workers.layers.attention_plan import AttentionPlan, Planner
-from workers.request import NextToken
+from workers.layers.block_tables import BlockTables, block_tables
+
+if TYPE_CHECKING:
+    # A GPU machine without pydantic, which the scheduler needs, runs the model all the same (benchmarks/gpu.py).
+    from workers.engine.scheduler import PromptScores, ScheduledRequest, SchedulerOutput
+    from workers.request import NextToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,7 @@ class StepBatch:
     token_ids: torch.Tensor  # [num_tokens]
     positions: torch.Tensor  # [num_tokens]
     slot_mapping: torch.Tensor  # [num_tokens]: block_id * block_size + offset
-    # By the window of the layers that follow it.
+    # By the window of the layers that follow it; none for a GPU, which has `tables` instead.
     plans: Mapping[int | None, AttentionPlan]
     # Rows whose logits are wanted: first those that a token is sampled from, then those of prompt_scores.
     sample_rows: torch.Tensor
@@ -30,6 +35,7 @@ class StepBatch:
     sample_index: tuple[int, ...]
     # With the index in the SchedulerOutput.
     prompt_scores: tuple[tuple[int, PromptScores], ...]
+    tables: BlockTables | None = None
 
 
 def build_batch(
@@ -58,12 +64,14 @@ def build_batch(
         positions=torch.from_numpy(positions).to(device),
         slot_mapping=torch.from_numpy(_slots(ordered, positions, ends, block_size)).to(device),
         plans={
-            window: Planner(window, block_size, dtype, device).plan(ordered, num_decodes) for window in set(windows)
+            window: Planner(window, block_size, dtype, device).plan(ordered, num_decodes)
+            for window in (set(windows) if device.type == "cpu" else ())
         },
         sample_rows=torch.from_numpy(np.concatenate([sampled_rows, *scored_rows])).to(device),
         samples=tuple(sample for _, sample in sampled),
         sample_index=tuple(order[i] for i, _ in sampled),
         prompt_scores=tuple((order[i], scores) for i, scores in scored),
+        tables=None if device.type == "cpu" else block_tables(ordered, num_decodes, device),
     )
 
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ from workers.models.shard import kv_heads_of, require_divisible
 from workers.models.weights import Weights
 from workers.request import TokenLogprobs
 from workers.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from workers.engine.cuda_path import CudaPath
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -71,12 +75,23 @@ class ModelRunner:
         self.kernels = self._model.kernels
         self._pool = KVPool(own, self.num_blocks, device, share_pool)
         self.host_pool = self._pool if device.type == "cpu" and ranks.size == 1 else None
+        self._cuda: CudaPath | None = None
+        if device.type == "cuda":
+            # A mixture asks the GPU which experts to run, and ranks wait for each other: not for a graph.
+            graphed = architecture.experts is None and ranks.size == 1
+            self._cuda = self._cuda_path(config.max_num_seqs if graphed else 0)
         self._dtype, self._device = dtype, device
         self._windows = frozenset(architecture.windows)
         self._grammars = Grammars(lambda: load_tokenizer(path), architecture.vocab_size, self.eos_token_ids)
         shape = (path.name, _DTYPE_NAMES[dtype], self.num_blocks, config.block_size, self.layout.dtype)
         _log.info("loaded %s in %s: %d KV blocks of %d in %s", *shape)
         _log.info("quantization %s: matrices by kernel %s", config.quantization, dict(self.kernels))
+
+    def _cuda_path(self, graph_rows: int) -> CudaPath:
+        # It needs Triton.
+        from workers.engine.cuda_path import CudaPath
+
+        return CudaPath(self._model, self._pool.tensor, graph_rows, self.max_model_len)
 
     @torch.inference_mode()
     def execute(self, batch: SchedulerOutput) -> list[StepResult]:
@@ -86,7 +101,7 @@ class ModelRunner:
         step = build_batch(batch, self.layout.block_size, self._dtype, self._device, self._windows)
         # What grammars allow is found out while the model computes.
         allowing = self._grammars.begin([batch.requests[i].request_id for i in step.sample_index], step.samples)
-        logits = self._model.forward(step, self._pool.tensor)
+        logits = self._cuda.forward(step) if self._cuda else self._model.forward(step, self._pool.tensor)
         allowed = allowing.result() if allowing else {}
         tokens: list[list[SampledToken]] = [[] for _ in batch.requests]
         sampled = self._sample(step, logits[: len(step.samples)], allowed)
@@ -113,10 +128,13 @@ class ModelRunner:
     def read_kv(
         self, slots: Slots, layer_start: int, layer_end: int, room: memoryview, dtype: str | None = None
     ) -> None:
-        self._pool.read(slots, layer_start, layer_end, room, dtype)
+        if self._cuda and dtype in (None, self.layout.dtype):
+            self._cuda.read(slots, layer_start, layer_end, room)
+        else:
+            self._pool.read(slots, layer_start, layer_end, room, dtype)
 
     def write_kv(self, slots: Slots, layer_start: int, layer_end: int, payload: Buffer) -> None:
-        self._pool.write(slots, layer_start, layer_end, payload)
+        (self._cuda or self._pool).write(slots, layer_start, layer_end, payload)
 
 
 def _score_prompts(step: StepBatch, logits: torch.Tensor) -> Iterator[tuple[int, tuple[TokenLogprobs, ...]]]:

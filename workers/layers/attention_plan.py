@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from workers.engine.scheduler import ScheduledRequest
+if TYPE_CHECKING:
+    # A GPU machine without pydantic, which the scheduler needs, runs the model all the same (benchmarks/gpu.py).
+    from workers.engine.scheduler import ScheduledRequest
 
 # Contexts of one group are padded to a multiple of this many blocks, so that similar lengths share an attention call.
 BUCKET_BLOCKS = 4

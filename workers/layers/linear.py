@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from workers.config import Quantization
 from workers.layers.dense_linear import DenseLinear
 from workers.layers.quantised import GROUP, GroupedMatrix, by_channel, in_groups
 from workers.layers.quantised_linear import DynamicInt8Linear, Int4Linear, Int8Linear
+
+if TYPE_CHECKING:
+    from workers.config import Quantization
 
 # Rows that the 4-bit kernel takes at once.
 _INT4_ROWS = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from workers.layers.attention import PagedAttention
+from workers.layers.attention_kernel import AttentionKernel
 from workers.layers.block import Step
 from workers.layers.linear import Linear
 from workers.layers.norm import HeadNorm
@@ -19,7 +19,7 @@ class SelfAttention:
         qkv: Linear,
         out: Linear,
         rotary: RotaryEmbedding,
-        kernel: PagedAttention,
+        kernel: AttentionKernel,
         head_norm: HeadNorm | None = None,
     ) -> None:
         self._qkv = qkv

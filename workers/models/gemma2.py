@@ -12,7 +12,7 @@ from workers.models.layer_reader import LayerReader
 
 def build(config: ArchitectureConfig, read: LayerReader) -> Decoder:
     rotary = RotaryEmbedding(config.rope, read.device)
-    kernels = attention_kernels(config)
+    kernels = attention_kernels(config, read.device)
     bias = config.attention_bias
     layers = [
         gemma_layer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -35,6 +35,9 @@ class Model(Protocol):
 
         kv_cache: [num_layers, 2, num_blocks, block_size, the rank's KV heads, head_dim].
         """
+
+    def watch(self, layer_done: Callable[[int], None] | None) -> None:
+        """Call `layer_done`(i) whenever layer i is computed: on a GPU, launched."""
 
 
 class FamilyModule(Protocol):

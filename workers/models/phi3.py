@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.nn import functional
 
-from workers.layers.attention import PagedAttention
+from workers.layers.attention_kernel import AttentionKernel
 from workers.layers.mlp import GatedMLP
 from workers.layers.rotary import RotaryEmbedding
 from workers.layers.self_attention import SelfAttention
@@ -17,7 +17,7 @@ def build(config: ArchitectureConfig, read: LayerReader) -> Decoder:
     return pre_norm_decoder(config, read, _attention, _feed_forward)
 
 
-def _attention(read: LayerReader, rotary: RotaryEmbedding, kernel: PagedAttention) -> SelfAttention:
+def _attention(read: LayerReader, rotary: RotaryEmbedding, kernel: AttentionKernel) -> SelfAttention:
     config = read.config
     rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     qkv = read.linear({"self_attn.qkv_proj": rows}, config.hidden_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.nn import functional
 
-from workers.layers.attention import PagedAttention
+from workers.layers.attention_kernel import AttentionKernel
 from workers.layers.mlp import GatedMLP
 from workers.layers.rotary import RotaryEmbedding
 from workers.layers.self_attention import SelfAttention
@@ -17,7 +17,7 @@ def build(config: ArchitectureConfig, read: LayerReader) -> Decoder:
     return pre_norm_decoder(config, read, attention, feed_forward)
 
 
-def attention(read: LayerReader, rotary: RotaryEmbedding, kernel: PagedAttention) -> SelfAttention:
+def attention(read: LayerReader, rotary: RotaryEmbedding, kernel: AttentionKernel) -> SelfAttention:
     bias = read.config.attention_bias
     return SelfAttention(read.qkv(bias=bias), read.attention_output(bias=bias), rotary, kernel, read.head_norm())
 

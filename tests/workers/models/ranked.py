@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -52,6 +53,10 @@ class RankedModel:
         for logits in others:
             assert torch.equal(logits, first)
         return first
+
+    def watch(self, layer_done: Callable[[int], None] | None) -> None:
+        for model in self.models:
+            model.watch(layer_done)
 
     def _forward(self, rank: int, batch: StepBatch) -> torch.Tensor:
         with torch.inference_mode():
