@@ -59,12 +59,11 @@ class PagedAttention:
         q: [num_tokens, num_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim];
         kv_cache: the layer's [2, num_blocks, block_size, num_kv_heads, pool_width].
         """
+        plan = batch.plans[self._window]
         pages = compiled.pages(q.dtype, kv_cache.dtype, self.head_dim, q.device)
         k, v = self._keep(k, v, kv_cache, batch.slot_mapping, pages)
-        plan = batch.plans[self._window]
         if pages and self._compiled_scale is not None:
-            scale = self._compiled_scale
-            parts = [compiled.attend(q[g.rows], kv_cache, g.block_ids, g.visible, scale) for g in plan.decodes]
+            parts = [self._attend_in_place(q, kv_cache, group) for group in plan.decodes]
         else:
             parts = [self._decode(q[group.rows], kv_cache, group) for group in plan.decodes]
         parts += [self._prefill(q[c.rows], k[c.rows], v[c.rows], kv_cache, c) for c in plan.prefills]
@@ -76,12 +75,17 @@ class PagedAttention:
         """Store k and v in their slots; as they are kept."""
         if pages:
             compiled.keep(k, v, kv_cache, slot_mapping)
-            return k.to(kv_cache.dtype), v.to(kv_cache.dtype)
+            return (k, v) if k.dtype is kv_cache.dtype else (k.to(kv_cache.dtype), v.to(kv_cache.dtype))
         k, v = encode(k, kv_cache.dtype), encode(v, kv_cache.dtype)
         slots = kv_cache.view(2, -1, self.num_kv_heads, kv_cache.shape[-1])
         slots[0].index_copy_(0, slot_mapping, k)
         slots[1].index_copy_(0, slot_mapping, v)
         return k, v
+
+    def _attend_in_place(self, q: torch.Tensor, kv_cache: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
+        assert self._compiled_scale is not None
+        own = q if group.num_requests == len(q) else q[group.rows]
+        return compiled.attend(own, kv_cache, group.block_ids, group.visible, self._compiled_scale)
 
     def _decode(self, q: torch.Tensor, kv_cache: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
         kv = self._gather(kv_cache, group.block_ids.flatten())

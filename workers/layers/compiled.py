@@ -47,7 +47,7 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor | None:
     size = x.shape[-1] // 2
     if not takes(x, size) or not x.is_contiguous():
         return None
-    out = x.new_empty((*x.shape[:-1], size))
+    out = torch.empty((*x.shape[:-1], size), dtype=x.dtype)
     _kernels.silu_mul(
         x.data_ptr(), out.data_ptr(), out.numel() // size, size, x.dtype is _BF16, torch.get_num_threads()
     )
@@ -76,11 +76,11 @@ def pages(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, device: t
 def keep(k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> None:
     """Store k and v [num_tokens, num_kv_heads, head_dim], in their slots of a layer's cache."""
     size = k.shape[1] * k.shape[2]
-    k_cache, v_cache = kv_cache.unbind()
     assert k.stride()[1:] == v.stride()[1:] == (k.shape[2], 1), "heads lie one behind the other"
     _kernels.keep(
-        k.data_ptr(), v.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), slots.data_ptr(),
-        k.shape[0], k.stride(0), v.stride(0), size, k_cache.numel() // size, k.dtype is _BF16, kv_cache.dtype is _BF16,
+        k.data_ptr(), v.data_ptr(), *_halves(kv_cache), slots.data_ptr(),
+        k.shape[0], k.stride(0), v.stride(0), size, kv_cache.numel() // 2 // size,
+        k.dtype is _BF16, kv_cache.dtype is _BF16,
     )  # fmt: skip
 
 
@@ -94,11 +94,44 @@ def attend(
     _, pool_blocks, block_size, num_kv_heads, _ = kv_cache.shape
     num_rows, num_heads, head_dim = q.shape
     assert q.stride()[1:] == (head_dim, 1), "heads lie one behind the other"
-    k_cache, v_cache = kv_cache.unbind()
-    out = q.new_empty((num_rows, num_heads * head_dim))
+    out = torch.empty((num_rows, num_heads * head_dim), dtype=q.dtype)
     _kernels.attend(
-        q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), block_ids.data_ptr(), visible.data_ptr(),
+        q.data_ptr(), *_halves(kv_cache), out.data_ptr(), block_ids.data_ptr(), visible.data_ptr(),
         num_rows, q.stride(0), block_ids.shape[1], pool_blocks, block_size, num_heads, num_kv_heads, head_dim, scale,
         q.dtype is _BF16, kv_cache.dtype is _BF16, torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def _halves(kv_cache: torch.Tensor) -> tuple[int, int]:
+    """Where K and V begin. (Views of tensors cost as much as a kernel of few rows.)"""
+    start = kv_cache.data_ptr()
+    return start, start + kv_cache.nbytes // 2
+
+
+def multiplies(weight: torch.Tensor) -> bool:
+    """Whether linear is for such a matrix [num_outputs, num_inputs], on this processor."""
+    num_outputs, num_inputs = weight.shape
+    return takes(weight, num_outputs) and num_inputs % 2 == 0 and bool(_kernels.linear_runs(weight.dtype is _BF16))
+
+
+def pack_linear(weight: torch.Tensor) -> torch.Tensor:
+    """As linear wants it; of the same shape."""
+    weight = weight.contiguous()
+    packed = torch.empty_like(weight)
+    _kernels.pack_linear(weight.data_ptr(), packed.data_ptr(), *weight.shape, weight.dtype is _BF16)
+    return packed
+
+
+def linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [..., num_inputs], of the weights' dtype, to [..., num_outputs]."""
+    num_outputs, num_inputs = packed.shape
+    if x.dtype is not packed.dtype or x.shape[-1] != num_inputs:
+        raise ValueError(f"{x.dtype} rows of {x.shape[-1]} are not for {packed.dtype} weights of {num_inputs} inputs")
+    x = x.contiguous()
+    out = torch.empty((*x.shape[:-1], num_outputs), dtype=x.dtype)
+    _kernels.linear(
+        x.data_ptr(), packed.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
+        x.numel() // num_inputs, num_outputs, num_inputs, x.dtype is _BF16, torch.get_num_threads(),
     )  # fmt: skip
     return out

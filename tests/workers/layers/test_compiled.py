@@ -134,6 +134,27 @@ def test_a_slot_outside_the_pool_is_refused():
         compiled.keep(k, k, torch.zeros(2, 4, BLOCK_SIZE, 3, 64), torch.tensor([4 * BLOCK_SIZE]))
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("num_outputs", [16, 32, 48, 80, 176])
+def test_rows_times_a_matrix_are_the_same_bit_for_bit_beside_any_others(dtype, num_outputs):
+    weight, bias = torch.randn(num_outputs, 70).to(dtype), torch.randn(num_outputs).to(dtype)
+    if not compiled.multiplies(weight):
+        pytest.skip("this processor lacks the instructions")
+    x = torch.randn(19, 70).to(dtype)
+    packed = compiled.pack_linear(weight)
+    for offset in (None, bias):
+        y = compiled.linear(x, packed, offset)
+        want = x.double() @ weight.double().T + (0 if offset is None else offset.double())
+        torch.testing.assert_close(y.double(), want, rtol=10 * TOLERANCE[dtype], atol=10 * TOLERANCE[dtype])
+        for num_rows in range(1, 10):
+            assert torch.equal(compiled.linear(x[:num_rows], packed, offset), y[:num_rows])
+
+
+def test_rows_of_another_size_are_refused():
+    with pytest.raises(ValueError, match="not for"):
+        compiled.linear(torch.zeros(2, 32), torch.zeros(16, 64), None)
+
+
 def test_threads_change_nothing():
     q, cache = torch.randn(8, 9, 64), torch.randn(2, NUM_BLOCKS, BLOCK_SIZE, 3, 64)
     blocks, visible = torch.randint(NUM_BLOCKS, (8, 40)), torch.tensor([[0, 320]] * 8)

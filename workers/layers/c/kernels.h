@@ -55,4 +55,17 @@ struct Attention {
 };
 void attend(const struct Attention *attention, int num_threads);
 
+/* out = x W^T + bias, W as pack_linear left it; num_outputs a multiple of 16, num_inputs of 2; bias may be NULL. */
+struct Linear {
+    const void *x, *packed, *bias;
+    void *out;
+    int64_t num_rows, num_outputs, num_inputs;
+    int bf16;
+};
+/* Whether this processor has the instructions. */
+int linear_runs(int bf16);
+/* `packed` has the size of `weight`, [num_outputs, num_inputs]. */
+void pack_linear(const void *weight, void *packed, int64_t num_outputs, int64_t num_inputs, int bf16);
+void linear(const struct Linear *linear, int num_threads);
+
 #endif

@@ -115,7 +115,48 @@ static PyObject *py_attend(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *py_linear_runs(PyObject *module, PyObject *args)
+{
+    int bf16;
+    if (!PyArg_ParseTuple(args, "p", &bf16))
+        return NULL;
+    return PyBool_FromLong(linear_runs(bf16));
+}
+
+static PyObject *py_pack_linear(PyObject *module, PyObject *args)
+{
+    Address weight, packed;
+    long long num_outputs, num_inputs;
+    int bf16;
+    if (!PyArg_ParseTuple(args, "KKLLp", &weight, &packed, &num_outputs, &num_inputs, &bf16))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    pack_linear(AS_POINTER(weight), AS_POINTER(packed), num_outputs, num_inputs, bf16);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_linear(PyObject *module, PyObject *args)
+{
+    Address x, packed, bias, out;
+    long long num_rows, num_outputs, num_inputs;
+    struct Linear l;
+    int num_threads;
+    if (!PyArg_ParseTuple(args, "KKKKLLLpi", &x, &packed, &bias, &out, &num_rows, &num_outputs, &num_inputs, &l.bf16,
+                          &num_threads))
+        return NULL;
+    l.x = AS_POINTER(x), l.packed = AS_POINTER(packed), l.bias = AS_POINTER(bias), l.out = AS_POINTER(out);
+    l.num_rows = num_rows, l.num_outputs = num_outputs, l.num_inputs = num_inputs;
+    Py_BEGIN_ALLOW_THREADS
+    linear(&l, num_threads);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"linear_runs", py_linear_runs, METH_VARARGS, "bf16"},
+    {"pack_linear", py_pack_linear, METH_VARARGS, "weight, packed, num_outputs, num_inputs, bf16"},
+    {"linear", py_linear, METH_VARARGS, "x, packed, bias, out, num_rows, num_outputs, num_inputs, bf16, num_threads"},
     {"rms_norm", py_rms_norm, METH_VARARGS, "x, weight, out, num_rows, size, eps, x_bf16, weight_bf16, num_threads"},
     {"silu_mul", py_silu_mul, METH_VARARGS, "x, out, num_rows, size, bf16, num_threads"},
     {"rotate", py_rotate, METH_VARARGS,
