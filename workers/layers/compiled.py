@@ -94,6 +94,7 @@ def attend(
     _, pool_blocks, block_size, num_kv_heads, _ = kv_cache.shape
     num_rows, num_heads, head_dim = q.shape
     assert q.stride()[1:] == (head_dim, 1), "heads lie one behind the other"
+    assert len(block_ids) == len(visible) == num_rows, "each row has its blocks"
     out = torch.empty((num_rows, num_heads * head_dim), dtype=q.dtype)
     _kernels.attend(
         q.data_ptr(), *_halves(kv_cache), out.data_ptr(), block_ids.data_ptr(), visible.data_ptr(),
@@ -105,6 +106,7 @@ def attend(
 
 def _halves(kv_cache: torch.Tensor) -> tuple[int, int]:
     """Where K and V begin. (Views of tensors cost as much as a kernel of few rows.)"""
+    assert kv_cache.is_contiguous(), "a layer's cache is one piece of the pool"
     start = kv_cache.data_ptr()
     return start, start + kv_cache.nbytes // 2
 
