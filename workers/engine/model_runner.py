@@ -22,6 +22,7 @@ from workers.engine.scheduler import SchedulerOutput
 from workers.errors import ConfigError, KVFerryError
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.slots import Slots
+from workers.layers import compiled
 from workers.layers.logprobs import first_of_top, token_logprobs
 from workers.layers.ranks import ALONE, Ranks
 from workers.layers.sampler import sample
@@ -82,6 +83,8 @@ class ModelRunner:
             self._cuda = self._cuda_path(config.max_num_seqs if graphed else 0)
         self._dtype, self._device = dtype, device
         self._windows = frozenset(architecture.windows)
+        in_place = compiled.pages(dtype, self._pool.tensor.dtype, architecture.head_dim, device)
+        self._grouped = not in_place or architecture.attention_softcap is not None
         self._grammars = Grammars(lambda: load_tokenizer(path), architecture.vocab_size, self.eos_token_ids)
         shape = (path.name, _DTYPE_NAMES[dtype], self.num_blocks, config.block_size, self.layout.dtype)
         _log.info("loaded %s in %s: %d KV blocks of %d in %s", *shape)
@@ -98,7 +101,7 @@ class ModelRunner:
         """Compute one step; one result for each request, in their order."""
         if batch.copies:
             self._pool.copy(batch.copies)
-        step = build_batch(batch, self.layout.block_size, self._dtype, self._device, self._windows)
+        step = build_batch(batch, self.layout.block_size, self._dtype, self._device, self._windows, self._grouped)
         # What grammars allow is found out while the model computes.
         allowing = self._grammars.begin([batch.requests[i].request_id for i in step.sample_index], step.samples)
         logits = self._cuda.forward(step) if self._cuda else self._model.forward(step, self._pool.tensor)

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from workers.engine.batch import StepBatch
+from workers.layers import compiled
 from workers.layers.attention_plan import DecodeGroup, PrefillChunk
 from workers.layers.kv_codec import decode, encode
 
@@ -43,6 +44,8 @@ class PagedAttention:
         self._group = num_heads // num_kv_heads
         self._window = window
         scale = head_dim**-0.5 if scale is None else scale
+        # None: not for the compiled kernel, which knows no cap.
+        self._compiled_scale = scale if softcap is None else None
         self._attend: Attend = partial(functional.scaled_dot_product_attention, scale=scale)
         if softcap is not None:
             self._attend = partial(_soft_capped_attention, scale=scale, cap=softcap)
@@ -56,17 +59,36 @@ class PagedAttention:
         q: [num_tokens, num_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim];
         kv_cache: the layer's [2, num_blocks, block_size, num_kv_heads, pool_width].
         """
-        k, v = encode(k, kv_cache.dtype), encode(v, kv_cache.dtype)
-        slots = kv_cache.view(2, -1, self.num_kv_heads, kv_cache.shape[-1])
-        slots[0].index_copy_(0, batch.slot_mapping, k)
-        slots[1].index_copy_(0, batch.slot_mapping, v)
         plan = batch.plans[self._window]
-        parts = [self._decode(q[group.rows], kv_cache, group) for group in plan.decodes]
+        pages = compiled.pages(q.dtype, kv_cache.dtype, self.head_dim, q.device)
+        k, v = self._keep(k, v, kv_cache, batch.slot_mapping, pages)
+        if pages and self._compiled_scale is not None:
+            parts = [self._attend_in_place(q, kv_cache, group) for group in plan.decodes]
+        else:
+            parts = [self._decode(q[group.rows], kv_cache, group) for group in plan.decodes]
         parts += [self._prefill(q[c.rows], k[c.rows], v[c.rows], kv_cache, c) for c in plan.prefills]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def _keep(
+        self, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor, pages: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store k and v in their slots; as they are kept."""
+        if pages:
+            compiled.keep(k, v, kv_cache, slot_mapping)
+            return (k, v) if k.dtype is kv_cache.dtype else (k.to(kv_cache.dtype), v.to(kv_cache.dtype))
+        k, v = encode(k, kv_cache.dtype), encode(v, kv_cache.dtype)
+        slots = kv_cache.view(2, -1, self.num_kv_heads, kv_cache.shape[-1])
+        slots[0].index_copy_(0, slot_mapping, k)
+        slots[1].index_copy_(0, slot_mapping, v)
+        return k, v
+
+    def _attend_in_place(self, q: torch.Tensor, kv_cache: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
+        assert self._compiled_scale is not None
+        own = q if group.num_requests == len(q) else q[group.rows]
+        return compiled.attend(own, kv_cache, group.block_ids, group.visible, self._compiled_scale)
+
     def _decode(self, q: torch.Tensor, kv_cache: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
-        kv = self._gather(kv_cache, group.block_ids)
+        kv = self._gather(kv_cache, group.block_ids.flatten())
         kept = kv.view(2, group.num_requests, -1, self.num_kv_heads, kv_cache.shape[-1])
         # [2, num_requests, num_kv_heads, context, head_dim]
         k, v = decode(kept, q.dtype).transpose(2, 3)

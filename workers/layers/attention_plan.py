@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -22,19 +24,30 @@ BUCKET_BLOCKS = 4
 GROUP_TOKENS = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DecodeGroup:
-    """Requests with one query token each; the blocks each can see, padded to num_blocks."""
+    """Requests with one query token each; the blocks each can see, padded to one number of them."""
 
     rows: slice
-    # [num_requests * num_blocks]: parts of the block tables, one after another.
+    # [num_requests, num_blocks]: parts of the block tables.
     block_ids: torch.Tensor
-    # [num_requests, 1, 1, num_blocks * block_size]: 0 for keys that the row sees, -inf for others.
-    mask: torch.Tensor
+    # [num_requests, 2]: the keys that a row sees are those from the first to before the second, counted from the first
+    # of its blocks.
+    visible: torch.Tensor
+    block_size: int
+    dtype: torch.dtype
 
     @property
     def num_requests(self) -> int:
         return self.rows.stop - self.rows.start  # type: ignore[no-any-return]
+
+    @cached_property
+    def mask(self) -> torch.Tensor:
+        """[num_requests, 1, 1, num_blocks * block_size]: 0 for keys that the row sees, -inf for others."""
+        keys = torch.arange(self.block_ids.shape[1] * self.block_size, device=self.visible.device)
+        hidden = (keys < self.visible[:, :1]) | (keys >= self.visible[:, 1:])
+        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device)
+        return mask.masked_fill_(hidden, float("-inf"))[:, None, None, :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +70,11 @@ class AttentionPlan:
 class Planner:
     """Plans for layers that see the last `window` tokens, their own included; None: all."""
 
-    def __init__(self, window: int | None, block_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, window: int | None, block_size: int, dtype: torch.dtype, device: torch.device, *, grouped: bool = True
+    ) -> None:
+        """`grouped`: whether decodes of different lengths are different groups, for kernels that pad them."""
+        self._grouped = grouped
         self._window = window
         self._block_size = block_size
         self._dtype = dtype
@@ -88,8 +105,11 @@ class Planner:
         return -(-num_blocks // BUCKET_BLOCKS) * BUCKET_BLOCKS
 
     def _groups(self, decodes: Sequence[ScheduledRequest]) -> Iterator[slice]:
-        """Slices of `decodes` (sorted by length) that share a bucket and stay within GROUP_TOKENS."""
+        """Slices of `decodes` (sorted by length) that share a bucket and stay within GROUP_TOKENS; or all."""
         start = 0
+        if decodes and not self._grouped:
+            yield slice(0, len(decodes))
+            return
         for i in range(1, len(decodes) + 1):
             bucket = self._bucket(decodes[start])
             full = (i + 1 - start) * bucket * self._block_size > GROUP_TOKENS
@@ -99,25 +119,24 @@ class Planner:
 
     def _decode_group(self, ordered: Sequence[ScheduledRequest], rows: slice) -> DecodeGroup:
         requests = ordered[rows]
-        firsts = [self._first_block(r) for r in requests]
-        num_blocks = max(self._end_block(r) - first for r, first in zip(requests, firsts, strict=True))
-        block_ids: list[int] = []
-        for request, first in zip(requests, firsts, strict=True):
-            # Padding repeats the request's own last block, so that no row ever reads a foreign one.
-            used = request.block_table[first : self._end_block(request)]
-            block_ids += [*used, *[used[-1]] * (num_blocks - len(used))]
-        hidden = self._hidden_keys(requests, firsts, num_blocks * self._block_size)
-        mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
-        return DecodeGroup(rows, torch.tensor(block_ids, device=self._device), mask[:, None, None, :].to(self._device))
+        tables = [r.block_table[self._first_block(r) : self._end_block(r)] for r in requests]
+        block_ids = np.empty((len(requests), max(map(len, tables))), np.int64)
+        for own, table in zip(block_ids, tables, strict=True):
+            own[: len(table)] = table
+            # So that no row ever reads a foreign block.
+            own[len(table) :] = table[-1]
+        visible = np.array([self._visible(r) for r in requests], np.int64)
+        return DecodeGroup(rows, self._tensor(block_ids), self._tensor(visible), self._block_size, self._dtype)
 
-    def _hidden_keys(self, requests: Sequence[ScheduledRequest], firsts: Sequence[int], num_keys: int) -> torch.Tensor:
-        """[num_requests, num_keys]; a request's keys are counted from its first block."""
-        own = torch.tensor([r.start - first * self._block_size for r, first in zip(requests, firsts, strict=True)])
-        keys = torch.arange(num_keys)
-        hidden = keys > own[:, None]
-        if self._window is not None:
-            hidden |= keys <= own[:, None] - self._window
-        return hidden
+    def _visible(self, request: ScheduledRequest) -> tuple[int, int]:
+        """The keys that its first token sees, counted from its first block."""
+        end = request.start + 1
+        first = 0 if self._window is None else max(0, end - self._window)
+        skipped = self._first_block(request) * self._block_size
+        return first - skipped, end - skipped
+
+    def _tensor(self, numbers: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(numbers).to(self._device)
 
     def _prefill_chunk(self, request: ScheduledRequest, row: int) -> PrefillChunk:
         start, num_tokens = request.start, len(request.token_ids)

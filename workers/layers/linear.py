@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from workers.layers.dense_linear import DenseLinear
+from workers.layers.panel_linear import PanelLinear, runs
 from workers.layers.quantised import GROUP, GroupedMatrix, by_channel, in_groups
 from workers.layers.quantised_linear import DynamicInt8Linear, Int4Linear, Int8Linear
 
@@ -46,7 +47,7 @@ def make_linear(
         return Int8Linear(by_channel(weight), bias)
     if quantization == "int8_dynamic":
         return DynamicInt8Linear(weight, bias)
-    return DenseLinear(weight, bias)
+    return PanelLinear(weight, bias) if runs(weight) else DenseLinear(weight, bias)
 
 
 def _can_pack_int4(weight: torch.Tensor) -> bool:

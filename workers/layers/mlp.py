@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.nn import functional
 
+from workers.layers import compiled
 from workers.layers.linear import Linear
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -20,5 +22,12 @@ class GatedMLP:
         self._activation = activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(self._activation(gate).mul_(up))
+        return self._down(gated(self._gate_up(x), self._activation))
+
+
+def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """activation(gate) * up of [num_tokens, gate | up]."""
+    if activation is functional.silu and (done := compiled.silu_mul(gate_up)) is not None:
+        return done
+    gate, up = gate_up.chunk(2, dim=-1)
+    return activation(gate).mul_(up)

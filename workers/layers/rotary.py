@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from workers.layers import compiled
 from workers.models.rope import Rope
 
 # cos and sin, each [num_tokens, 1, rotary dim]; the first half of sin is negative.
@@ -31,8 +32,10 @@ class RotaryEmbedding:
 
 
 def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
-    """`x` is [num_tokens, num_heads, head_dim]; what lies beyond the rotary dim stays as it is."""
+    """`x` is [num_tokens, num_heads, head_dim], and may itself be turned; what lies beyond the rotary dim stays."""
     cos, sin = angles
+    if compiled.rotate_in_place(x, cos, sin):
+        return x
     dim = cos.shape[-1]
     if dim < x.shape[-1]:
         return torch.cat((rotate(x[..., :dim], angles), x[..., dim:]), dim=-1)

@@ -34,9 +34,9 @@ class SelfAttention:
         """[num_tokens, hidden_size] to the same; kv_cache: the layer's [2, num_blocks, ...]."""
         # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
         heads = self._qkv(x).view(x.shape[0], -1, self._head_dim)
-        turned = heads[:, : self._num_heads + self._num_kv_heads]
+        turned, v = heads.tensor_split((self._num_heads + self._num_kv_heads,), dim=1)
         if self._head_norm is not None:
             turned = self._head_norm(turned)
         turned = rotate(turned, step.angles[self._rotary])
         q, k = turned.tensor_split((self._num_heads,), dim=1)
-        return self._out(self._kernel(q, k, heads[:, -self._num_kv_heads :], kv_cache, step.batch))
+        return self._out(self._kernel(q, k, v, kv_cache, step.batch))

@@ -70,7 +70,7 @@ def test_a_window_reads_only_the_blocks_that_it_touches() -> None:
     table = list(range(100))
     decode = ScheduledRequest("r", [7], 399, table)
     (group,) = Planner(8, BLOCK_SIZE, torch.float32, CPU).plan([decode], 1).decodes
-    assert group.block_ids.tolist() == [98, 99]
+    assert group.block_ids.tolist() == [[98, 99]]
     chunk = ScheduledRequest("r", [7] * 8, 392, table)
     (prefill,) = Planner(8, BLOCK_SIZE, torch.float32, CPU).plan([chunk], 0).prefills
     assert prefill.block_ids is not None

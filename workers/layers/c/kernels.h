@@ -1,0 +1,71 @@
+/* What module.c shows to Python. Shapes are checked there and in workers/layers/compiled.py; strides count numbers. */
+
+#ifndef KVFERRY_KERNELS_H
+#define KVFERRY_KERNELS_H
+
+#include <stdint.h>
+
+/* out[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight */
+struct Norm {
+    const void *x, *weight;
+    void *out;
+    int64_t num_rows, size;
+    float eps;
+    int x_bf16, weight_bf16;
+};
+void rms_norm(const struct Norm *norm, int num_threads);
+
+/* out[t] = silu(x[t, :size]) * x[t, size:] */
+struct Gate {
+    const void *x;
+    void *out;
+    int64_t num_rows, size;
+    int bf16;
+};
+void silu_mul(const struct Gate *gate, int num_threads);
+
+/* In place: the pair (i, i + dim / 2) of each head of x[t, head] turns by the angle of t. Half of cos and of sin is used:
+   they repeat, sin with its first half negative. */
+struct Turn {
+    void *x;
+    const void *cos, *sin;
+    int64_t num_rows, num_heads, row_stride, head_stride, dim;
+    int bf16;
+};
+void rotate(const struct Turn *turn, int num_threads);
+
+/* Slot slots[t] of K and of V = k[t], v[t]: [num_kv_heads * head_dim] numbers each. */
+struct Keep {
+    const void *k, *v;
+    void *k_cache, *v_cache;
+    const int64_t *slots;
+    int64_t num_rows, k_stride, v_stride, size;
+    int bf16, cache_bf16;
+};
+void keep(const struct Keep *keep);
+
+/* Each row of q attends to keys [visible[2 * row], visible[2 * row + 1]), counted from the first of its blocks. */
+struct Attention {
+    const void *q, *k_cache, *v_cache;
+    void *out;
+    const int64_t *block_ids, *visible;
+    int64_t num_rows, row_stride, num_blocks, block_size, num_heads, num_kv_heads, head_dim;
+    float scale;
+    int bf16, cache_bf16;
+};
+void attend(const struct Attention *attention, int num_threads);
+
+/* out = x W^T + bias, W as pack_linear left it; num_outputs a multiple of 16, num_inputs of 2; bias may be NULL. */
+struct Linear {
+    const void *x, *packed, *bias;
+    void *out;
+    int64_t num_rows, num_outputs, num_inputs;
+    int bf16;
+};
+/* Whether this processor has the instructions. */
+int linear_runs(int bf16);
+/* `packed` has the size of `weight`, [num_outputs, num_inputs]. */
+void pack_linear(const void *weight, void *packed, int64_t num_outputs, int64_t num_inputs, int bf16);
+void linear(const struct Linear *linear, int num_threads);
+
+#endif

@@ -1,0 +1,139 @@
+"""Kernels for CPUs in C (workers/layers/c/), where there was a compiler; each says whether it took the work.
+
+They are for float32 and bfloat16, and for sizes in multiples of what a vector register holds. Whoever calls one has the
+same in torch for everything else, and the tests hold the two equal.
+"""
+
+from __future__ import annotations
+
+import torch
+
+try:
+    import workers.layers._kernels as _kernels
+except ImportError:  # It is built where there is a compiler.
+    _kernels = None
+
+_LANES = 16
+_MAX_HEAD_DIM = 256
+_BF16 = torch.bfloat16
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def available() -> bool:
+    return _kernels is not None
+
+
+def takes(x: torch.Tensor, size: int) -> bool:
+    """Whether rows of `size` numbers like those of x are for a kernel."""
+    return _kernels is not None and x.dtype in _DTYPES and x.device.type == "cpu" and size % _LANES == 0
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
+    """As RMSNorm, of x [num_rows, size]; None: not for this kernel."""
+    size = x.shape[-1]
+    if not takes(x, size) or weight.dtype not in (x.dtype, torch.float32):
+        return None
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _kernels.rms_norm(
+        x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps,
+        x.dtype is _BF16, weight.dtype is _BF16, torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def silu_mul(x: torch.Tensor) -> torch.Tensor | None:
+    """silu(gate) * up of x [..., gate | up], contiguous; None: not for this kernel."""
+    size = x.shape[-1] // 2
+    if not takes(x, size) or not x.is_contiguous():
+        return None
+    out = torch.empty((*x.shape[:-1], size), dtype=x.dtype)
+    _kernels.silu_mul(
+        x.data_ptr(), out.data_ptr(), out.numel() // size, size, x.dtype is _BF16, torch.get_num_threads()
+    )
+    return out
+
+
+def rotate_in_place(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
+    """As rotary.rotate, of x [num_tokens, num_heads, head_dim] itself; False: not for this kernel."""
+    num_tokens, num_heads, _ = x.shape
+    dim = cos.shape[-1]
+    if not takes(x, dim // 2) or x.stride(-1) != 1 or cos.dtype is not x.dtype:
+        return False
+    _kernels.rotate(
+        x.data_ptr(), cos.data_ptr(), sin.data_ptr(), num_tokens, num_heads, x.stride(0), x.stride(1), dim,
+        x.dtype is _BF16, torch.get_num_threads(),
+    )  # fmt: skip
+    return True
+
+
+def pages(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:
+    """Whether keep and attend are for heads and a cache like these."""
+    known = dtype in _DTYPES and cache_dtype in _DTYPES and device.type == "cpu"
+    return _kernels is not None and known and head_dim % _LANES == 0 and head_dim <= _MAX_HEAD_DIM
+
+
+def keep(k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> None:
+    """Store k and v [num_tokens, num_kv_heads, head_dim], in their slots of a layer's cache."""
+    size = k.shape[1] * k.shape[2]
+    assert k.stride()[1:] == v.stride()[1:] == (k.shape[2], 1), "heads lie one behind the other"
+    _kernels.keep(
+        k.data_ptr(), v.data_ptr(), *_halves(kv_cache), slots.data_ptr(),
+        k.shape[0], k.stride(0), v.stride(0), size, kv_cache.numel() // 2 // size,
+        k.dtype is _BF16, kv_cache.dtype is _BF16,
+    )  # fmt: skip
+
+
+def attend(
+    q: torch.Tensor, kv_cache: torch.Tensor, block_ids: torch.Tensor, visible: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Each row of q [num_rows, num_heads, head_dim] over keys visible[row, 0] to visible[row, 1] of its blocks.
+
+    block_ids: [num_rows, num_blocks]; kv_cache: a layer's; returns [num_rows, num_heads * head_dim].
+    """
+    _, pool_blocks, block_size, num_kv_heads, _ = kv_cache.shape
+    num_rows, num_heads, head_dim = q.shape
+    assert q.stride()[1:] == (head_dim, 1), "heads lie one behind the other"
+    assert len(block_ids) == len(visible) == num_rows, "each row has its blocks"
+    out = torch.empty((num_rows, num_heads * head_dim), dtype=q.dtype)
+    _kernels.attend(
+        q.data_ptr(), *_halves(kv_cache), out.data_ptr(), block_ids.data_ptr(), visible.data_ptr(),
+        num_rows, q.stride(0), block_ids.shape[1], pool_blocks, block_size, num_heads, num_kv_heads, head_dim, scale,
+        q.dtype is _BF16, kv_cache.dtype is _BF16, torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def _halves(kv_cache: torch.Tensor) -> tuple[int, int]:
+    """Where K and V begin. (Views of tensors cost as much as a kernel of few rows.)"""
+    assert kv_cache.is_contiguous(), "a layer's cache is one piece of the pool"
+    start = kv_cache.data_ptr()
+    return start, start + kv_cache.nbytes // 2
+
+
+def multiplies(weight: torch.Tensor) -> bool:
+    """Whether linear is for such a matrix [num_outputs, num_inputs], on this processor."""
+    num_outputs, num_inputs = weight.shape
+    return takes(weight, num_outputs) and num_inputs % 2 == 0 and bool(_kernels.linear_runs(weight.dtype is _BF16))
+
+
+def pack_linear(weight: torch.Tensor) -> torch.Tensor:
+    """As linear wants it; of the same shape."""
+    weight = weight.contiguous()
+    packed = torch.empty_like(weight)
+    _kernels.pack_linear(weight.data_ptr(), packed.data_ptr(), *weight.shape, weight.dtype is _BF16)
+    return packed
+
+
+def linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [..., num_inputs], of the weights' dtype, to [..., num_outputs]."""
+    num_outputs, num_inputs = packed.shape
+    if x.dtype is not packed.dtype or x.shape[-1] != num_inputs:
+        raise ValueError(f"{x.dtype} rows of {x.shape[-1]} are not for {packed.dtype} weights of {num_inputs} inputs")
+    x = x.contiguous()
+    out = torch.empty((*x.shape[:-1], num_outputs), dtype=x.dtype)
+    _kernels.linear(
+        x.data_ptr(), packed.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
+        x.numel() // num_inputs, num_outputs, num_inputs, x.dtype is _BF16, torch.get_num_threads(),
+    )  # fmt: skip
+    return out
