@@ -35,7 +35,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked. No two prompts begin alike, nor do those of two seeds."""
+    """What is asked. No two prompts begin alike, nor do those of two workloads: no cache knows them."""
 
     num_requests: int
     num_prompt_tokens: int
@@ -47,7 +47,7 @@ class Workload:
     seed: int = 1
 
     def prompts(self) -> list[list[int]]:
-        rng = random.Random(f"prompts {self.seed}")
+        rng = random.Random(f"prompts of {self}")
         lengths = map(self._length, range(self.num_requests))
         return [[rng.randrange(_LEAST_TOKEN_ID, self.vocab_size) for _ in range(length)] for length in lengths]
 

@@ -76,6 +76,12 @@ def test_up_detach_serves_until_down(config):
         prefill, decode = (set(worker["cpu_affinity"]) for worker in status["workers"])
         assert not prefill & decode
 
+    assert list(status["start_s"]) == ["config", "ray", "load", "serve"]
+    assert list(status["routers"][0]["start_s"]) == ["process", "imports", "tokenizer", "workers", "serve"]
+    for worker in status["workers"]:
+        assert list(worker["start_s"]) == ["process", "imports", "weights", "serve"]
+        assert sum(worker["start_s"].values()) < sum(status["start_s"].values())
+
     answer = kvferry("generate", "Hello", "--name", "test", "--max-tokens", "4", "--temperature", "0")
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout.strip()

@@ -95,8 +95,8 @@ def test_arrivals_are_poisson():
 def test_prompts_have_the_lengths_asked_for_and_no_two_begin_alike():
     prompts = WORKLOAD.prompts()
     assert [len(prompt) for prompt in prompts] == [20, 20, 20, 50, 20, 20, 20, 50]
-    others = replace(WORKLOAD, seed=2).prompts()
-    assert len({tuple(prompt[:8]) for prompt in prompts + others}) == 16
+    others = replace(WORKLOAD, seed=2).prompts() + replace(WORKLOAD, max_tokens=9).prompts()
+    assert len({tuple(prompt[:8]) for prompt in prompts + others}) == 24
 
 
 def test_what_fails_is_counted_and_has_no_latency():
