@@ -26,6 +26,7 @@ from cluster.controller import Controller, Health
 from cluster.endpoints import Endpoints
 from cluster.gpus import gpu_share
 from cluster.guard import Guard
+from cluster.housekeeping import step_aside
 from cluster.ports import require_listener
 from workers.config import Role, WorkerConfig
 from workers.errors import AbortedError, ConfigError, KVFerryError
@@ -48,8 +49,9 @@ _ORPHAN_S = 60.0
 _OBJECT_STORE_BYTES = 80 << 20
 # Paths of Unix sockets have at most 107 characters; Ray and we append 83.
 _MAX_TEMP_DIR = 24
-# Workers that serve must not run at low priority, as Ray's batch workers do.
-_RAY_CONFIG = {"worker_niceness": 0, "enable_metrics_collection": False}
+# Workers that serve must not run at low priority, as Ray's batch workers do. Nor may Ray kill the youngest actor, a
+# router, when others fill the host's memory: the kernel takes whoever uses most.
+_RAY_CONFIG = {"worker_niceness": 0, "enable_metrics_collection": False, "memory_monitor_refresh_ms": 0}
 
 
 class Cluster:
@@ -190,6 +192,7 @@ class Cluster:
             **self._driver(),
         )
         self._guard.watch_descendants()
+        step_aside()
 
     def _driver(self) -> dict[str, Any]:
         return {"namespace": f"kvferry-{self._config.name}", "log_to_driver": False, "logging_level": "error"}

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import FrameType
@@ -83,23 +83,31 @@ def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoint
 
 def _refuse_bad_jobs_url(config: ClusterConfig) -> None:
     """Here, where SQLAlchemy is; that the database is there is not needed."""
-    from router.jobs.database import check_url
-
     if config.jobs.url is not None:
+        from router.jobs.database import check_url
+
         check_url(config.jobs.url)
 
 
 def _get_model(config: ClusterConfig, say: Say) -> None:
     """Once, before many processes ask for it; one that is not there, or cannot be divided among the ranks of a worker,
     is refused before anything is started."""
-    from workers.models.architecture import read_architecture
     from workers.models.resolve import resolve_model
-    from workers.models.shard import require_divisible
 
     path = resolve_model(config.model)
-    for size in sorted({worker.tensor_parallel_size for worker in worker_configs(config)} - {1}):
-        require_divisible(read_architecture(path), size)
+    if sizes := sorted({worker.tensor_parallel_size for worker in worker_configs(config)} - {1}):
+        _refuse_indivisible(path, sizes)
     say(f"model: {path}")
+
+
+def _refuse_indivisible(path: Path, sizes: Sequence[int]) -> None:
+    """Reading what the model is takes a while, and is needed for nothing else here."""
+    from workers.models.architecture import read_architecture
+    from workers.models.shard import require_divisible
+
+    architecture = read_architecture(path)
+    for size in sizes:
+        require_divisible(architecture, size)
 
 
 def set_ray_environment() -> None:

@@ -68,6 +68,9 @@ def test_up_detach_serves_until_down(config):
     assert status["ready"]
     assert [worker["name"] for worker in status["workers"]] == ["prefill-0", "decode-0"]
     assert len({worker["incarnation"] for worker in status["workers"]}) == 2
+    # Ray's own helpers give way to those that serve.
+    helpers = [pid for pid in processes if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::DashboardAgent")]
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in helpers} == {19}
     for worker in status["workers"]:
         assert worker["pid"] in processes
         assert os.sched_getaffinity(worker["pid"]) == set(worker["cpu_affinity"])
