@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,13 +19,13 @@ import ray
 import ray.exceptions
 import ray.util
 
+from cluster import private_ray
 from cluster.actors import BEAT_S, RouterProcess, WorkerProcess
 from cluster.config import ClusterConfig, router_replicas, worker_configs
 from cluster.controller import Controller, Health
 from cluster.endpoints import Endpoints
 from cluster.gpus import gpu_share
 from cluster.guard import Guard
-from cluster.housekeeping import step_aside
 from cluster.ports import require_listener
 from workers.config import Role, WorkerConfig
 from workers.errors import AbortedError, ConfigError, KVFerryError
@@ -45,13 +44,6 @@ _BEAT_TIMEOUT_S = 0.1
 _SLOW_START, _LEAST_START_S = 4, 60.0
 # In a Ray that is not ours, nobody else ends the actors of a cluster whose process was killed.
 _ORPHAN_S = 60.0
-# Ray's least: nothing of ours goes through its object store.
-_OBJECT_STORE_BYTES = 80 << 20
-# Paths of Unix sockets have at most 107 characters; Ray and we append 83.
-_MAX_TEMP_DIR = 24
-# Workers that serve must not run at low priority, as Ray's batch workers do. Nor may Ray kill the youngest actor, a
-# router, when others fill the host's memory: the kernel takes whoever uses most.
-_RAY_CONFIG = {"worker_niceness": 0, "enable_metrics_collection": False, "memory_monitor_refresh_ms": 0}
 
 
 class Cluster:
@@ -178,21 +170,11 @@ class Cluster:
 
     def _start_private_ray(self) -> None:
         """A Ray which ends with this process, even a killed one."""
-        folder = tempfile.gettempdir()
-        folder = tempfile.mkdtemp(prefix="kvferry-", dir=folder if len(folder) <= _MAX_TEMP_DIR else "/tmp")
-        self._guard = self._cleanup.enter_context(Guard(Path(folder)))
-        ray.init(
-            "local",
-            num_cpus=0,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
-            _system_config=_RAY_CONFIG,
-            _temp_dir=folder,
-            **self._driver(),
-        )
+        folder = private_ray.make_folder()
+        self._guard = self._cleanup.enter_context(Guard(folder))
+        ray.init(**private_ray.settings(folder), **self._driver())
         self._guard.watch_descendants()
-        step_aside()
+        private_ray.step_aside()
 
     def _driver(self) -> dict[str, Any]:
         return {"namespace": f"kvferry-{self._config.name}", "log_to_driver": False, "logging_level": "error"}

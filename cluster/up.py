@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from cluster import private_ray
 from cluster.config import ClusterConfig, router_replicas, worker_configs
 from cluster.guard import start_time
 from cluster.ports import refuse_busy_ports
@@ -66,7 +66,7 @@ def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoint
         started_at_s = time.time()
         if config.address is None:
             _get_model(config, say)
-            set_ray_environment()
+            private_ray.set_environment()
         stop.install()
         from cluster.launch import Cluster
 
@@ -108,17 +108,6 @@ def _refuse_indivisible(path: Path, sizes: Sequence[int]) -> None:
     architecture = read_architecture(path)
     for size in sizes:
         require_divisible(architecture, size)
-
-
-def set_ray_environment() -> None:
-    """For a private Ray, which reads them when it is first imported: nobody may join it, and it reports nothing."""
-    os.environ.update(
-        RAY_AUTH_MODE="token",
-        RAY_AUTH_TOKEN=secrets.token_hex(32),
-        RAY_USAGE_STATS_ENABLED="0",
-        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
-        RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
-    )
 
 
 def serve(config: ClusterConfig, say: Say) -> None:

@@ -1,4 +1,4 @@
-"""Where the time of one decode step goes: `python -m cluster.bench.decode_step` (or `make bench`).
+"""Where the time of one decode step goes: `python -m cluster.bench.decode_step` (or `make bench-step`).
 
 Times the step of a ModelRunner alone: no scheduler, no network. Then profiles it and prints the ten dearest operations;
 what no operation accounts for is Python between them. The last line is one JSON object.
