@@ -12,7 +12,7 @@ STAMP := .venv/.installed
 # Two processes, a thread each: tests of clusters in one, all others in the other, until one has nothing left.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: install demo test test-all peers mutants check bench bench-router bench-transfer bench-death bench-routing proto clean
+.PHONY: install demo test test-all peers mutants check bench bench-step bench-router bench-transfer bench-death bench-routing proto clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -59,8 +59,12 @@ peers: install
 mutants: install
 	$(BIN)/python -m tests.mutants
 
-# Where the time of one decode step goes; what fewer bits of KV cost.
+# kvferry beside vLLM, llama.cpp and transformers: those that are installed (docs/comparison.md). About an hour with all.
 bench: install
+	$(BIN)/python -m cluster.bench.compare $(BENCH)
+
+# Where the time of one decode step goes; what fewer bits of KV cost.
+bench-step: install
 	$(BIN)/python -m cluster.bench.decode_step
 	$(BIN)/python -m cluster.bench.kv_precision
 

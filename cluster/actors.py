@@ -17,6 +17,7 @@ from workers.allocator import keep_freed_memory
 from workers.config import Role, WorkerConfig
 from workers.errors import KVFerryError
 from workers.garbage import spare_what_is_loaded
+from workers.startup import Phases, StartUp, process_began_unix_s
 
 if TYPE_CHECKING:
     from router.server import Serving
@@ -38,6 +39,8 @@ class Process:
         # None: somebody else ends orphans.
         self._orphan_s = orphan_s
         self._end: asyncio.TimerHandle | None = None
+        self._startup = StartUp(process_began_unix_s())
+        self._startup.end("process")
         _write_all_output_to(log)
 
     async def beat(self) -> int:
@@ -66,9 +69,11 @@ class WorkerProcess(Process):
     async def start(self) -> str:
         """Load the model; the address of the worker's gRPC server. Raises KVFerryError."""
         with _one_line_errors(self._config.name, self._log):
+            import workers.engine.model_runner  # noqa: F401  (loads torch)
             from workers.worker import Worker
 
-            self._worker = Worker(self._config)
+            self._startup.end("imports")
+            self._worker = Worker(self._config, startup=self._startup)
             address = await self._worker.start()
             spare_what_is_loaded()
             return address
@@ -95,22 +100,34 @@ class RouterProcess(Process):
             from workers.models.resolve import resolve_model
             from workers.tokenizer import load_tokenizer
 
+            self._startup.end("imports")
             self._tokenizer = load_tokenizer(resolve_model(self._config.model))
+            self._startup.end("tokenizer")
 
-    async def start(self, workers: dict[str, Role]) -> tuple[str, str]:
-        """The HTTP and the gRPC endpoint, both answering. `workers`: their addresses and roles. Raises KVFerryError."""
+    async def start(self, workers: dict[str, Role], cluster_phases: Phases) -> tuple[str, str]:
+        """The HTTP and the gRPC endpoint, both answering. `workers`: their addresses and roles; `cluster_phases`: how
+        the cluster started, if it has. Raises KVFerryError."""
         if self._tokenizer is None:
             await self.prepare()
         assert self._tokenizer is not None
+        self._startup.end("workers")
         with _one_line_errors(self._name, self._log):
             from router.server import Identity, serve
 
             config = self._config
             identity, jobs = Identity(self._name, config.name), _kept_jobs(config)
             self._server = await serve(identity, config.router, config, self._tokenizer, workers, jobs)
+            self._startup.end("serve")
+            self._server.server.start_phases = self._startup.phases
+            self._server.server.cluster_start_phases = cluster_phases
             spare_what_is_loaded()
             status = self._server.status()
             return status.http_endpoint, status.grpc_endpoint
+
+    async def ready(self, cluster_phases: Phases) -> None:
+        """The whole cluster is, after these."""
+        assert self._server is not None, "start comes first"
+        self._server.server.cluster_start_phases = cluster_phases
 
     async def unheard(self, within_s: float) -> list[str]:
         """Addresses of workers from which this router has not heard yet, after so long."""

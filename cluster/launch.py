@@ -23,6 +23,7 @@ from cluster.gpus import gpu_share
 from cluster.ray_session import STOPPED, RaySession
 from workers.config import Role, WorkerConfig
 from workers.errors import AbortedError, KVFerryError
+from workers.startup import StartUp, process_began_unix_s
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +58,15 @@ class Cluster:
         self._beats: dict[str, Any] = {}
         # What starting all at once took.
         self._start_s = 0.0
+        self._startup = StartUp(process_began_unix_s())
         self._num_begun: Counter[str] = Counter()
         self._ray = RaySession(config.name, config.address, stopped)
 
     def start_ray(self, say: Callable[[str], None]) -> None:
         """The ground to stand on. Raises KVFerryError. Ray's own signal handlers may be in place afterwards."""
+        self._startup.end("config")
         self._ray.start(say)
+        self._startup.end("ray")
 
     def start(self, say: Callable[[str], None]) -> Endpoints:
         """Ready to answer when it returns. Raises KVFerryError; stop() then ends what is half-started."""
@@ -135,7 +139,7 @@ class Cluster:
         """The actor, and the call that starts it at its former address."""
         if name in self._routers:
             actor = self._actor(RouterProcess, name, self._routers[name])
-            return actor, actor.start.remote(self._roles())
+            return actor, actor.start.remote(self._roles(), self._startup.phases)
         worker = next(worker for worker in self._workers if worker.name == name)
         port = int(self._addresses[name].rpartition(":")[2])
         actor = self._worker_actor(worker.model_copy(update={"port": port}))
@@ -158,14 +162,17 @@ class Cluster:
         """Load everything at once, then tell the routers where their workers are."""
         loading = {worker.name: self._actors[worker.name].start.remote() for worker in self._workers}
         loaded = self._all(loading | {name: self._actors[name].prepare.remote() for name in self._routers})
+        self._startup.end("load")
         self._addresses = {name: loaded[name] for name in loading}
         roles = self._roles()
-        endpoints = self._all({name: self._actors[name].start.remote(roles) for name in self._routers})
+        endpoints = self._all({name: self._actors[name].start.remote(roles, {}) for name in self._routers})
         # Ready is who can answer.
         hearing = self._all({name: self._actors[name].unheard.remote(_UNHEARD_S) for name in self._routers})
         for router, unheard in hearing.items():
             if silent := ", ".join(name for name, address in self._addresses.items() if address in unheard):
                 raise KVFerryError(f"{router} cannot reach {silent} within {_UNHEARD_S:g} s; see {self.log(router)}")
+        self._startup.end("serve")
+        self._all({name: self._actors[name].ready.remote(self._startup.phases) for name in self._routers})
         # Where it is now, another can take its place.
         for name, urls in endpoints.items():
             self._routers[name] = self._routers[name].at_ports(*(int(url.rpartition(":")[2]) for url in urls))

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import ray
 import ray.util
 
+from cluster import private_ray
 from cluster.guard import Guard
 from cluster.ports import require_listener
 from workers.errors import ConfigError
 
 STOPPED = "stopped before it was ready"
 _STOP_TIMEOUT_S = 5.0
-# Ray's least: nothing of ours goes through its object store.
-_OBJECT_STORE_BYTES = 80 << 20
-# Paths of Unix sockets have at most 107 characters; Ray and we append 83.
-_MAX_TEMP_DIR = 24
-# Workers that serve must not run at low priority, as Ray's batch workers do.
-_RAY_CONFIG = {"worker_niceness": 0, "enable_metrics_collection": False}
 
 
 class RaySession:
@@ -81,20 +74,11 @@ class RaySession:
             raise ConfigError(f"a cluster named {self._name} runs in this Ray already: give yours another name")
 
     def _start_private(self) -> None:
-        folder = tempfile.gettempdir()
-        folder = tempfile.mkdtemp(prefix="kvferry-", dir=folder if len(folder) <= _MAX_TEMP_DIR else "/tmp")
-        self._guard = self._cleanup.enter_context(Guard(Path(folder)))
-        ray.init(
-            "local",
-            num_cpus=0,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
-            _system_config=_RAY_CONFIG,
-            _temp_dir=folder,
-            **self._driver(),
-        )
+        folder = private_ray.make_folder()
+        self._guard = self._cleanup.enter_context(Guard(folder))
+        ray.init(**private_ray.settings(folder), **self._driver())
         self.watch_descendants()
+        private_ray.step_aside()
 
     def _driver(self) -> dict[str, Any]:
         return {"namespace": f"kvferry-{self._name}", "log_to_driver": False, "logging_level": "error"}

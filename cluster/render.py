@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -50,10 +50,12 @@ def status_object(status: router_pb2.GetStatusResponse) -> dict[str, Any]:
                 "num_running": router.num_running,
                 "policy": router.policy,
                 "num_indexed_blocks": router.num_indexed_blocks,
+                "start_s": _seconds(router.start_phases),
             }
             for router in status.routers
         ],
         "workers": workers,
+        "start_s": _seconds(status.start_phases),
         # Of those that answer: the others' numbers are old.
         "totals": {
             "num_workers": len(workers),
@@ -79,6 +81,7 @@ def _worker_object(worker: router_pb2.WorkerStatus) -> dict[str, Any]:
         "kernels": dict(stats.kernels),
         **{key: getattr(stats, key) for key in _SUMS},
         "num_waiting_for_kv": stats.num_waiting_for_kv,
+        "start_s": _seconds(stats.start_phases),
         "peers": [
             {
                 "incarnation": peer.incarnation,
@@ -97,7 +100,27 @@ def status_title(status: router_pb2.GetStatusResponse) -> str:
     place = f"{status.name} is {ready}: {models} at {status.http_endpoint}, gRPC {status.grpc_endpoint}"
     ways = (f"{one.name} routes by {one.policy}, {one.num_indexed_blocks} blocks known" for one in status.routers)
     refused = (worker.refused for worker in status.workers if worker.refused)
-    return "\n".join((place, *ways, *refused))
+    return "\n".join((place, *ways, *_start_lines(status), *refused))
+
+
+def _start_lines(status: router_pb2.GetStatusResponse) -> Iterator[str]:
+    """How the cluster, the slowest of its workers and its routers started."""
+    if status.start_phases:
+        yield f"started in {_phases(status.start_phases)}"
+    workers = [worker.stats for worker in status.workers if worker.stats.start_phases]
+    slowest = max(workers, key=lambda stats: sum(phase.seconds for phase in stats.start_phases), default=None)
+    for one in (*([slowest] if slowest else ()), *status.routers):
+        if one.start_phases:
+            yield f"  {one.name} in {_phases(one.start_phases)}"
+
+
+def _phases(phases: Sequence[worker_pb2.StartPhase]) -> str:
+    parts = ", ".join(f"{phase.name} {phase.seconds:.1f}" for phase in phases)
+    return f"{sum(phase.seconds for phase in phases):.1f} s: {parts}"
+
+
+def _seconds(phases: Sequence[worker_pb2.StartPhase]) -> dict[str, float]:
+    return {phase.name: round(phase.seconds, 3) for phase in phases}
 
 
 def status_table(status: router_pb2.GetStatusResponse) -> Table:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from cluster import private_ray
 from cluster.config import ClusterConfig, router_replicas, worker_configs
 from cluster.guard import start_time
 from cluster.ports import refuse_busy_ports
@@ -66,7 +66,7 @@ def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoint
         started_at_s = time.time()
         if config.address is None:
             _get_model(config, say)
-            set_ray_environment()
+            private_ray.set_environment()
         stop.install()
         from cluster.launch import Cluster
 
@@ -83,34 +83,31 @@ def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoint
 
 def _refuse_bad_jobs_url(config: ClusterConfig) -> None:
     """Here, where SQLAlchemy is; that the database is there is not needed."""
-    from router.jobs.database import check_url
-
     if config.jobs.url is not None:
+        from router.jobs.database import check_url
+
         check_url(config.jobs.url)
 
 
 def _get_model(config: ClusterConfig, say: Say) -> None:
     """Once, before many processes ask for it; one that is not there, or cannot be divided among the ranks of a worker,
     is refused before anything is started."""
-    from workers.models.architecture import read_architecture
     from workers.models.resolve import resolve_model
-    from workers.models.shard import require_divisible
 
     path = resolve_model(config.model)
-    for size in sorted({worker.tensor_parallel_size for worker in worker_configs(config)} - {1}):
-        require_divisible(read_architecture(path), size)
+    if sizes := sorted({worker.tensor_parallel_size for worker in worker_configs(config)} - {1}):
+        _refuse_indivisible(path, sizes)
     say(f"model: {path}")
 
 
-def set_ray_environment() -> None:
-    """For a private Ray, which reads them when it is first imported: nobody may join it, and it reports nothing."""
-    os.environ.update(
-        RAY_AUTH_MODE="token",
-        RAY_AUTH_TOKEN=secrets.token_hex(32),
-        RAY_USAGE_STATS_ENABLED="0",
-        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
-        RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
-    )
+def _refuse_indivisible(path: Path, sizes: Sequence[int]) -> None:
+    """Reading what the model is takes a while, and is needed for nothing else here."""
+    from workers.models.architecture import read_architecture
+    from workers.models.shard import require_divisible
+
+    architecture = read_architecture(path)
+    for size in sizes:
+        require_divisible(architecture, size)
 
 
 def serve(config: ClusterConfig, say: Say) -> None:

@@ -170,7 +170,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., stats: _Optional[_Union[_worker_pb2.WorkerStats, _Mapping]] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
-    __slots__ = ("name", "incarnation", "pid", "num_queued", "num_running", "policy", "num_indexed_blocks")
+    __slots__ = ("name", "incarnation", "pid", "num_queued", "num_running", "policy", "num_indexed_blocks", "start_phases")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,7 @@ class RouterStatus(_message.Message):
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     NUM_INDEXED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    START_PHASES_FIELD_NUMBER: _ClassVar[int]
     name: str
     incarnation: str
     pid: int
@@ -185,14 +186,15 @@ class RouterStatus(_message.Message):
     num_running: int
     policy: str
     num_indexed_blocks: int
-    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., policy: _Optional[str] = ..., num_indexed_blocks: _Optional[int] = ...) -> None: ...
+    start_phases: _containers.RepeatedCompositeFieldContainer[_worker_pb2.StartPhase]
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., policy: _Optional[str] = ..., num_indexed_blocks: _Optional[int] = ..., start_phases: _Optional[_Iterable[_Union[_worker_pb2.StartPhase, _Mapping]]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("name", "ready", "http_endpoint", "grpc_endpoint", "served_model_names", "routers", "workers")
+    __slots__ = ("name", "ready", "http_endpoint", "grpc_endpoint", "served_model_names", "routers", "workers", "start_phases")
     NAME_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     HTTP_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +202,7 @@ class GetStatusResponse(_message.Message):
     SERVED_MODEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    START_PHASES_FIELD_NUMBER: _ClassVar[int]
     name: str
     ready: bool
     http_endpoint: str
@@ -207,7 +210,8 @@ class GetStatusResponse(_message.Message):
     served_model_names: _containers.RepeatedScalarFieldContainer[str]
     routers: _containers.RepeatedCompositeFieldContainer[RouterStatus]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
-    def __init__(self, name: _Optional[str] = ..., ready: _Optional[bool] = ..., http_endpoint: _Optional[str] = ..., grpc_endpoint: _Optional[str] = ..., served_model_names: _Optional[_Iterable[str]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
+    start_phases: _containers.RepeatedCompositeFieldContainer[_worker_pb2.StartPhase]
+    def __init__(self, name: _Optional[str] = ..., ready: _Optional[bool] = ..., http_endpoint: _Optional[str] = ..., grpc_endpoint: _Optional[str] = ..., served_model_names: _Optional[_Iterable[str]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., start_phases: _Optional[_Iterable[_Union[_worker_pb2.StartPhase, _Mapping]]] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("request_id", "prefill_address", "decode_address")

@@ -169,8 +169,16 @@ class PeerStats(_message.Message):
     checksum: bool
     def __init__(self, incarnation: _Optional[str] = ..., transport: _Optional[str] = ..., address: _Optional[str] = ..., checksum: _Optional[bool] = ...) -> None: ...
 
+class StartPhase(_message.Message):
+    __slots__ = ("name", "seconds")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    seconds: float
+    def __init__(self, name: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class WorkerStats(_message.Message):
-    __slots__ = ("name", "role", "incarnation", "node", "pid", "block_size", "blocks_total", "blocks_free", "blocks_cached", "blocks_reserved", "blocks_in_use", "blocks_quarantined", "num_running", "num_waiting", "num_waiting_for_kv", "num_queued_tokens", "max_num_batched_tokens", "max_num_running", "num_steps", "num_prompt_tokens_computed", "num_output_tokens", "num_preemptions", "kv_bytes_sent", "kv_bytes_received", "num_frames_overlapped", "num_frames_sent", "num_frames_received", "peers", "cpu_affinity", "fingerprint", "num_draft_tokens", "num_accepted_tokens", "replicates", "kv_bytes_replicated", "num_replicas_refused", "hash_block_size", "decode_step_s", "prompt_token_s", "steps_s", "quantization", "kernels")
+    __slots__ = ("name", "role", "incarnation", "node", "pid", "block_size", "blocks_total", "blocks_free", "blocks_cached", "blocks_reserved", "blocks_in_use", "blocks_quarantined", "num_running", "num_waiting", "num_waiting_for_kv", "num_queued_tokens", "max_num_batched_tokens", "max_num_running", "num_steps", "num_prompt_tokens_computed", "num_output_tokens", "num_preemptions", "kv_bytes_sent", "kv_bytes_received", "num_frames_overlapped", "num_frames_sent", "num_frames_received", "peers", "cpu_affinity", "fingerprint", "num_draft_tokens", "num_accepted_tokens", "replicates", "kv_bytes_replicated", "num_replicas_refused", "hash_block_size", "decode_step_s", "prompt_token_s", "steps_s", "quantization", "kernels", "start_phases")
     class KernelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +227,7 @@ class WorkerStats(_message.Message):
     STEPS_S_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
+    START_PHASES_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: str
     incarnation: str
@@ -260,7 +269,8 @@ class WorkerStats(_message.Message):
     steps_s: float
     quantization: str
     kernels: _containers.ScalarMap[str, int]
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[str] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., block_size: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_reserved: _Optional[int] = ..., blocks_in_use: _Optional[int] = ..., blocks_quarantined: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_for_kv: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_running: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_prompt_tokens_computed: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., num_frames_overlapped: _Optional[int] = ..., num_frames_sent: _Optional[int] = ..., num_frames_received: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStats, _Mapping]]] = ..., cpu_affinity: _Optional[_Iterable[int]] = ..., fingerprint: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., replicates: _Optional[bool] = ..., kv_bytes_replicated: _Optional[int] = ..., num_replicas_refused: _Optional[int] = ..., hash_block_size: _Optional[int] = ..., decode_step_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., steps_s: _Optional[float] = ..., quantization: _Optional[str] = ..., kernels: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    start_phases: _containers.RepeatedCompositeFieldContainer[StartPhase]
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[str] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., block_size: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_reserved: _Optional[int] = ..., blocks_in_use: _Optional[int] = ..., blocks_quarantined: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_for_kv: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_running: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_prompt_tokens_computed: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., num_frames_overlapped: _Optional[int] = ..., num_frames_sent: _Optional[int] = ..., num_frames_received: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStats, _Mapping]]] = ..., cpu_affinity: _Optional[_Iterable[int]] = ..., fingerprint: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., replicates: _Optional[bool] = ..., kv_bytes_replicated: _Optional[int] = ..., num_replicas_refused: _Optional[int] = ..., hash_block_size: _Optional[int] = ..., decode_step_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., steps_s: _Optional[float] = ..., quantization: _Optional[str] = ..., kernels: _Optional[_Mapping[str, int]] = ..., start_phases: _Optional[_Iterable[_Union[StartPhase, _Mapping]]] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
     __slots__ = ()

@@ -32,6 +32,7 @@ from workers.errors import ConfigError
 from workers.models.architecture import ArchitectureConfig, read_architecture
 from workers.models.resolve import default_served_name, resolve_model
 from workers.rpc import GrpcNetwork, Network
+from workers.startup import Phases, phases_to_proto
 from workers.tokenizer import Tokenizer
 
 # What running answers get to end by themselves when the server stops.
@@ -127,6 +128,9 @@ class RouterServer:
         self._keys = KeyRing(config.api_keys) if config.api_keys else None
         self.text.metrics.watch(router, pool.status)
         self._jobs = JobDesk(jobs, self.text, router.incarnation, self._keys) if jobs else None
+        # Of this process and of its cluster, for status; whoever starts them tells.
+        self.start_phases: Phases = {}
+        self.cluster_start_phases: Phases = {}
         # The bound ports, after start.
         self.http_port = config.http_port
         self.grpc_port = config.grpc_port
@@ -168,6 +172,7 @@ class RouterServer:
             num_running=self._router.num_running,
             policy=self._config.policy,
             num_indexed_blocks=self._pool.num_indexed_blocks,
+            start_phases=phases_to_proto(self.start_phases),
         )
         return router_pb2.GetStatusResponse(
             name=self._identity.cluster_name,
@@ -177,6 +182,7 @@ class RouterServer:
             served_model_names=self.text.served_model_names,
             routers=[load],
             workers=self._pool.status(),
+            start_phases=phases_to_proto(self.cluster_start_phases),
         )
 
     async def _start_grpc(self) -> None:

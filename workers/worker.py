@@ -30,6 +30,7 @@ from workers.replicas import Replicas
 from workers.request import Request, TokenOutput, failure
 from workers.rpc import GrpcNetwork, Network, close_quietly
 from workers.services import border_of
+from workers.startup import StartUp, phases_to_proto
 from workers.telemetry import worker_stats
 
 logger = logging.getLogger(__name__)
@@ -48,18 +49,21 @@ class Worker:
         network: Network | None = None,
         make_executor: Callable[[WorkerConfig], Executor] | None = None,
         incarnation: str = "",
+        startup: StartUp | None = None,
     ) -> None:
         self.config = config
         self.incarnation = incarnation or uuid.uuid4().hex
         self._network = network or GrpcNetwork()
         self.transports = open_transports(config.transfer, config.device, self._network, self.incarnation)
         self._make_executor = make_executor or _load_model
+        self._startup = startup or StartUp()
         # Empty until its port is open, which callers may be quicker to find than this worker itself.
         self.address = ""
 
     async def start(self) -> str:
         """Load the model and serve; the address, host:port. Raises ConfigError."""
         executor = self._make_executor(self.config)
+        self._startup.end("weights")
         self.layout = executor.runner.layout
         self.engine = Engine(executor, self.config, self.config)
         self.kv_events = KVEvents(self.engine.block_manager, self.incarnation)
@@ -76,6 +80,7 @@ class Worker:
         self.address = await self._network.listen(self._server, self.config.host, self.config.port)
         self.transports.reachable(self.decode, self.address)
         self._loop = asyncio.create_task(self._run(), name=f"{self.config.name} engine")
+        self._startup.end("serve")
         logger.info("%s (%s, incarnation %s) at %s", self.config.name, self.config.role, self.incarnation, self.address)
         return self.address
 
@@ -125,6 +130,7 @@ class Worker:
         stats.num_replicas_refused = self._replicas.num_refused
         stats.decode_step_s, stats.prompt_token_s = self._pace.decode_step_s, self._pace.prompt_token_s
         stats.steps_s = self._pace.steps_s
+        stats.start_phases.extend(phases_to_proto(self._startup.phases))
         stats.peers.extend(
             worker_pb2.PeerStats(
                 incarnation=peer.incarnation,

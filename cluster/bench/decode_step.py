@@ -1,4 +1,4 @@
-"""Where the time of one decode step goes: `python -m cluster.bench.decode_step` (or `make bench`).
+"""Where the time of one decode step goes: `python -m cluster.bench.decode_step` (or `make bench-step`).
 
 Times the step of a ModelRunner alone: no scheduler, no network; beside it the two floors of floors.py. Then counts its
 torch operations and calls of compiled kernels, and prints the dearest of both. What neither accounts for is Python

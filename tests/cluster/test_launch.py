@@ -68,6 +68,9 @@ def test_up_detach_serves_until_down(config):
     assert status["ready"]
     assert [worker["name"] for worker in status["workers"]] == ["prefill-0", "decode-0"]
     assert len({worker["incarnation"] for worker in status["workers"]}) == 2
+    # Ray's own helpers give way to those that serve.
+    helpers = [pid for pid in processes if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::DashboardAgent")]
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in helpers} == {19}
     for worker in status["workers"]:
         assert worker["pid"] in processes
         assert os.sched_getaffinity(worker["pid"]) == set(worker["cpu_affinity"])
@@ -75,6 +78,12 @@ def test_up_detach_serves_until_down(config):
     if len(os.sched_getaffinity(0)) > 1:
         prefill, decode = (set(worker["cpu_affinity"]) for worker in status["workers"])
         assert not prefill & decode
+
+    assert list(status["start_s"]) == ["config", "ray", "load", "serve"]
+    assert list(status["routers"][0]["start_s"]) == ["process", "imports", "tokenizer", "workers", "serve"]
+    for worker in status["workers"]:
+        assert list(worker["start_s"]) == ["process", "imports", "weights", "serve"]
+        assert sum(worker["start_s"].values()) < sum(status["start_s"].values())
 
     answer = kvferry("generate", "Hello", "--name", "test", "--max-tokens", "4", "--temperature", "0")
     assert (answer.returncode, answer.stderr) == (0, "")
