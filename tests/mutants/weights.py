@@ -30,8 +30,8 @@ WEIGHTS = (
         "what prompts are computed with is in the fingerprint",
         "B10",
         "workers/engine/model_runner.py",
-        "weights.quantisation, quantization)",
-        "weights.quantisation)",
+        "weights.quantisation, quantization, kernels)",
+        "weights.quantisation, kernels)",
         (
             f"{UNEQUAL_TESTS}::test_each_quantization_has_a_fingerprint_of_its_own",
             f"{UNEQUAL_TESTS}::test_decode_takes_kv_of_those_weights_only_that_it_was_told_of",

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from tests.schedules.schedule import ROUTER, Ask, Event, Schedule
+from tests.schedules.schedule import ROUTER, Ask, Event, Schedule, Spoil
+
+# The place of a bit: the first half and more of a short frame is its header.
+_IN_A_PAYLOAD = 0.9
 
 
 def shrink(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
@@ -52,6 +55,8 @@ def _simpler_events(event: Event) -> Iterator[Event]:
     change: Any = replace
     what_it_is = ("name", "method", "answers", "how")
     yield from _to_defaults(event, [field.name for field in fields(event) if field.name not in what_it_is])
+    if isinstance(event, Spoil) and event.how == "flip" and event.nth:
+        yield change(event, nth=0, amount=_IN_A_PAYLOAD)
     for field in fields(event):
         value = getattr(event, field.name)
         if value != field.default:

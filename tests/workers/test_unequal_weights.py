@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gguf import GGMLQuantizationType
 
 from tests.checkpoints import write_gguf
@@ -21,6 +22,8 @@ from workers.config import Quantization
 from workers.engine.model_runner import ModelRunner
 from workers.engine.scheduler import SchedulerOutput
 from workers.errors import LayoutMismatchError
+from workers.layers import compiled
+from workers.layers.linear import make_linear
 from workers.request import Request, SamplingParams
 from workers.worker import Worker
 
@@ -110,9 +113,20 @@ def test_decode_takes_kv_of_those_weights_only_that_it_was_told_of(model: Path) 
 
 
 def test_each_quantization_has_a_fingerprint_of_its_own(model: Path) -> None:
+    weight = torch.zeros(64, 64, dtype=torch.bfloat16)
+    dense, dynamic = make_linear(weight).name, make_linear(weight, quantization="int8_dynamic").name
     modes: tuple[Quantization, ...] = ("none", "native", "int8", "int8_dynamic", "int4")
     runners = [ModelRunner(worker_config(model, quantization=mode, dtype="bfloat16")) for mode in modes]
     assert len({runner.layout.fingerprint for runner in runners}) == len(modes)
     assert [dict(runner.kernels) for runner in runners] == [
-        {"bfloat16": 9}, {"int4pack": 9}, {"int8pack": 9}, {"int8_vnni": 9}, {"int4pack": 8, "int8pack": 1},
+        {dense: 9}, {"int4pack": 9}, {"int8pack": 9}, {dynamic: 9}, {"int4pack": 8, "int8pack": 1},
     ]  # fmt: skip
+
+
+@pytest.mark.skipif(not compiled.available(), reason="the kernels were not built: no compiler here")
+def test_kv_of_other_kernels_is_told_apart(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = ModelRunner(worker_config(model, **PREFILL)).layout
+    monkeypatch.setattr(compiled, "_kernels", None)
+    theirs = ModelRunner(worker_config(model, **PREFILL)).layout
+    with pytest.raises(LayoutMismatchError, match="differ in fingerprint"):
+        ours.require_convertible(theirs)

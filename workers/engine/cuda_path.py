@@ -7,7 +7,6 @@ layers that it reads, and no longer. Not yet run on a GPU.
 from __future__ import annotations
 
 import logging
-import time
 from functools import partial
 
 import torch
@@ -39,11 +38,10 @@ class CudaPath:
         self._events = LayerEvents(pool.shape[0], torch.cuda.Event)
         self._graphs: DecodeGraphs | None = None
         if graph_rows:
-            started = time.monotonic()
             max_blocks = -(-max_model_len // pool.shape[3])
             forward = partial(model.forward, kv_cache=pool)
             self._graphs = DecodeGraphs(forward, graph_rows, max_blocks, pool.device, graph_capture())
-            _log.info("captured decode steps of up to %d requests in %.1f s", graph_rows, time.monotonic() - started)
+            _log.info("captured decode steps of up to %d requests", graph_rows)
         # Not before: what is recorded within a capture, nobody else can wait for.
         model.watch(self._events.layer_done)
 

@@ -198,7 +198,9 @@ def _fingerprint(config: EngineConfig, architecture: ArchitectureConfig, weights
     Files are sampled instead of read whole.
     """
     quantization = config.prompt_quantization
-    computed = (str(_dtype(config, quantization, weights)), weights.quantisation, quantization)
+    dtype = _dtype(config, quantization, weights)
+    kernels = compiled.kind(dtype) if config.device == "cpu" else config.device
+    computed = (str(dtype), weights.quantisation, quantization, kernels)
     shape = sorted((key, value) for key, value in vars(architecture).items() if not key.endswith(("_ids", "_id")))
     digest = hashlib.sha256(repr((shape, *computed)).encode())
     for file in weight_files(path):

@@ -21,7 +21,8 @@ SCALE_BYTES = {"float8_e4m3": 4}
 class KVLayout:
     """The shape and meaning of KV. A range on the wire is [layers, 2 (K, V), tokens, num_kv_heads, head_bytes]."""
 
-    # Of the weights and what they are computed in, not of the pool: KV of one fingerprint differs in rounding at most.
+    # Of the weights and the kernels that compute with them, not of the pool: KV of one fingerprint
+    # differs by the rounding of several ranks at most.
     fingerprint: str
     num_layers: int
     # The whole model's.
@@ -52,9 +53,13 @@ class KVLayout:
             mine, theirs = getattr(self, f.name), getattr(other, f.name)
             converted = f.name == "block_size" or (f.name == "dtype" and theirs in DTYPE_BYTES)
             if mine != theirs and not converted:
+                mend = "start both workers from one config"
+                if f.name == "fingerprint":
+                    mend += (
+                        ", on processors and with builds of kvferry that compute alike (`kvferry status` shows kernels)"
+                    )
                 raise LayoutMismatchError(
-                    f"KV layouts differ in {f.name}: {mine!r} here, {theirs!r} at the peer; "
-                    "start both workers from one config",
+                    f"KV layouts differ in {f.name}: {mine!r} here, {theirs!r} at the peer; {mend}",
                     param=f.name,
                 )
 

@@ -23,6 +23,13 @@ def available() -> bool:
     return _kernels is not None
 
 
+def kind(dtype: torch.dtype) -> str:
+    """What computes with numbers of it on this CPU: two kinds round differently."""
+    if _kernels is None:
+        return "torch"
+    return "c with panels" if _kernels.linear_runs(dtype is _BF16) else "c"
+
+
 def takes(x: torch.Tensor, size: int) -> bool:
     """Whether rows of `size` numbers like those of x are for a kernel."""
     return _kernels is not None and x.dtype in _DTYPES and x.device.type == "cpu" and size % _LANES == 0
