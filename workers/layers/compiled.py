@@ -144,3 +144,43 @@ def linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> 
         x.numel() // num_inputs, num_outputs, num_inputs, x.dtype is _BF16, torch.get_num_threads(),
     )  # fmt: skip
     return out
+
+
+def unpacks(weight: torch.Tensor) -> bool:
+    """Whether few_bits is for such a matrix [num_outputs, num_inputs] in fewer bits, on this processor."""
+    fits = weight.shape[0] % _LANES == 0 and weight.shape[1] % 2 == 0 and weight.device.type == "cpu"
+    return _kernels is not None and fits and bool(_kernels.linear_runs(True))
+
+
+def pack_int4(codes: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    """codes: int8 [num_outputs, num_inputs] from -8 to 7; scale, offset: fp32 [num_outputs, num_inputs / 32]."""
+    assert codes.shape == (scale.shape[0], 32 * scale.shape[1])
+    assert scale.shape == offset.shape
+    codes, scale, offset = codes.contiguous(), scale.contiguous(), offset.contiguous()
+    packed = torch.empty(codes.numel() // 16 * 10, dtype=torch.uint8)
+    _kernels.pack_int4(codes.data_ptr(), scale.data_ptr(), offset.data_ptr(), packed.data_ptr(), *codes.shape)
+    return packed
+
+
+def pack_int8(codes: torch.Tensor) -> torch.Tensor:
+    """codes: int8 [num_outputs, num_inputs], inputs in pairs."""
+    assert codes.shape[1] % 2 == 0
+    codes = codes.contiguous()
+    packed = torch.empty_like(codes)
+    _kernels.pack_int8(codes.data_ptr(), packed.data_ptr(), *codes.shape)
+    return packed
+
+
+def few_bits(x: torch.Tensor, packed: torch.Tensor, num_outputs: int, scale: torch.Tensor | None) -> torch.Tensor:
+    """bf16 rows x [num_rows, num_inputs] to [num_rows, num_outputs]; `scale`: of pack_int8's, fp32 [num_outputs]."""
+    num_rows, num_inputs = x.shape
+    size = num_outputs * num_inputs if scale is not None else num_outputs * num_inputs // 16 * 10
+    if x.dtype is not _BF16 or packed.numel() != size:
+        raise ValueError(f"{x.dtype} rows of {num_inputs} are not for these weights of {num_outputs} outputs")
+    x = x.contiguous()
+    out = torch.empty((num_rows, num_outputs), dtype=_BF16)
+    _kernels.few_bits(
+        x.data_ptr(), packed.data_ptr(), 0 if scale is None else scale.data_ptr(), out.data_ptr(),
+        num_rows, num_outputs, num_inputs, torch.get_num_threads(),
+    )  # fmt: skip
+    return out

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from workers.layers import compiled
 from workers.layers.dense_linear import DenseLinear
+from workers.layers.few_bits_linear import Int4Panels, Int8Panels
 from workers.layers.panel_linear import PanelLinear, runs
 from workers.layers.quantised import GROUP, GroupedMatrix, by_channel, in_groups
 from workers.layers.quantised_linear import DynamicInt8Linear, Int4Linear, Int8Linear
@@ -39,15 +41,23 @@ def make_linear(
     """
     if isinstance(weight, GroupedMatrix):
         if weight.bits == 4 and _can_pack_int4(weight.codes):
-            return Int4Linear(weight, bias)
-        return Int8Linear(by_channel(weight.values()), bias)
+            return _int4(weight, bias)
+        return _int8(weight.values(), bias)
     if quantization == "int4" and few_bits and _can_pack_int4(weight):
-        return Int4Linear(in_groups(weight), bias)
+        return _int4(in_groups(weight), bias)
     if quantization in ("int4", "int8"):
-        return Int8Linear(by_channel(weight), bias)
+        return _int8(weight, bias)
     if quantization == "int8_dynamic":
         return DynamicInt8Linear(weight, bias)
     return PanelLinear(weight, bias) if runs(weight) else DenseLinear(weight, bias)
+
+
+def _int4(matrix: GroupedMatrix, bias: torch.Tensor | None) -> Linear:
+    return (Int4Panels if compiled.unpacks(matrix.codes) else Int4Linear)(matrix, bias)
+
+
+def _int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    return (Int8Panels if compiled.unpacks(weight) else Int8Linear)(by_channel(weight), bias)
 
 
 def _can_pack_int4(weight: torch.Tensor) -> bool:

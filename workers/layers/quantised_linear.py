@@ -30,7 +30,7 @@ class Int4Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
         y = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self._weight, GROUP, self._scales)
-        return _finished(y, x, self._bias)
+        return finished(y, x, self._bias)
 
 
 class Int8Linear:
@@ -45,7 +45,7 @@ class Int8Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
-        return _finished(torch._weight_int8pack_mm(rows, self._codes, self._scale), x, self._bias)
+        return finished(torch._weight_int8pack_mm(rows, self._codes, self._scale), x, self._bias)
 
 
 class DynamicInt8Linear:
@@ -78,7 +78,7 @@ class DynamicInt8Linear:
         turned = self._rotate(x.reshape(-1, self._rotated))
         codes, scale = by_row(turned.view(-1, x.shape[-1]))
         y = self._unsigned(codes) if self._vnni else torch._int_mm(codes.to(torch.int8), self._weight) * self._scale
-        return _finished(y.mul_(scale), x, self._bias)
+        return finished(y.mul_(scale), x, self._bias)
 
     def _unsigned(self, codes: torch.Tensor) -> torch.Tensor:
         """fp32 [num_rows, out_features], without the rows' scales."""
@@ -101,6 +101,6 @@ def _hadamard(size: int) -> torch.Tensor:
     return matrix
 
 
-def _finished(y: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def finished(y: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     y = y.to(x.dtype).view(*x.shape[:-1], y.shape[-1])
     return y if bias is None else y + bias

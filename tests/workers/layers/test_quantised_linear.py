@@ -6,20 +6,31 @@ import pytest
 import torch
 
 from workers.config import Quantization
-from workers.layers import quantised_linear
+from workers.layers import compiled, quantised_linear
 from workers.layers.linear import Linear, make_linear
 from workers.layers.quantised import GroupedMatrix, by_channel, in_groups
 
 MODES: tuple[Quantization, ...] = ("int8", "int8_dynamic", "int4")
 # Relative to the norm of the exact product; random weights, so about what rounding leaves of a Gaussian.
 ROUNDING = {"int8": 0.012, "int8_dynamic": 0.02, "int4": 0.11}
-KERNEL = {"int8": "int8pack", "int8_dynamic": "int8_vnni", "int4": "int4pack"}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
+@pytest.fixture(autouse=True, params=["ours", "torch's"])
+def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if request.param == "torch's":
+        monkeypatch.setattr(compiled, "unpacks", lambda weight: False)
+    elif not compiled.unpacks(torch.zeros(16, 32)):
+        pytest.skip("the kernels were not built: no compiler here, or a processor without their instructions")
+
+
+def names() -> dict[str, str]:
+    """Of the kernels that are used."""
+    ours = compiled.unpacks(torch.zeros(16, 32))
+    dynamic = "int8_vnni" if quantised_linear.has_vnni() else "int8_mm"
+    four, eight = ("int4 panels", "int8 panels") if ours else ("int4pack", "int8pack")
+    return {"int8": eight, "int8_dynamic": dynamic, "int4": four}
 
 
 def product(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -35,29 +46,30 @@ def test_four_bits_are_multiplied_as_they_are() -> None:
     codes = torch.randint(-8, 8, (48, 96), dtype=torch.int8)
     matrix = GroupedMatrix(codes, torch.rand(48, 3) / 8, torch.randn(48, 3) / 8, bits=4)
     linear, x = make_linear(matrix, quantization="native"), torch.randn(9, 96)
-    assert linear.name == "int4pack"
+    assert linear.name == names()["int4"]
     # All that is lost is what bf16 loses of x, scales and offsets.
     assert error(linear(x), product(matrix.values(), x)) < 6e-3
 
 
 @torch.inference_mode()
 def test_eight_bits_in_groups_become_eight_bits_by_channel() -> None:
-    codes = torch.randint(-127, 128, (24, 64), dtype=torch.int8)
-    matrix = GroupedMatrix(codes, torch.rand(24, 2) / 8, torch.zeros(24, 2), bits=8)
+    codes = torch.randint(-127, 128, (48, 64), dtype=torch.int8)
+    matrix = GroupedMatrix(codes, torch.rand(48, 2) / 8, torch.zeros(48, 2), bits=8)
     linear, x = make_linear(matrix, quantization="native"), torch.randn(9, 64)
-    assert linear.name == "int8pack"
+    assert linear.name == names()["int8"]
     assert error(linear(x), product(matrix.values(), x)) < ROUNDING["int8"]
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("quantization", MODES)
-@pytest.mark.parametrize("num_rows", [1, 8, 40])
+# Of each number of rows that the kernels in C have code for, and of several such.
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 6, 7, 8, 40])
 def test_a_matrix_made_smaller_gives_nearly_the_same(quantization, dtype, num_rows) -> None:
-    weight, bias, x = torch.randn(96, 192).to(dtype), torch.randn(96).to(dtype), torch.randn(num_rows, 192).to(dtype)
+    weight, bias, x = torch.randn(112, 192).to(dtype), torch.randn(112).to(dtype), torch.randn(num_rows, 192).to(dtype)
     linear = make_linear(weight, bias, quantization)
     y = linear(x)
-    assert (linear.name, y.dtype, y.shape) == (KERNEL[quantization], dtype, (num_rows, 96))
+    assert (linear.name, y.dtype, y.shape) == (names()[quantization], dtype, (num_rows, 112))
     assert error(y - bias, product(weight, x)) < ROUNDING[quantization]
 
 
@@ -111,6 +123,6 @@ def test_a_constant_group_is_kept_to_bf16() -> None:
 
 
 def test_a_head_keeps_eight_bits_and_odd_shapes_do_without_four() -> None:
-    assert make_linear(torch.randn(32, 64), None, "int4", few_bits=False).name == "int8pack"
+    assert make_linear(torch.randn(32, 64), None, "int4", few_bits=False).name == names()["int8"]
     assert make_linear(torch.randn(24, 64), None, "int4").name == "int8pack"
-    assert make_linear(torch.randn(32, 48), None, "int4").name == "int8pack"
+    assert make_linear(torch.randn(32, 48), None, "int4").name == names()["int8"]

@@ -14,11 +14,13 @@ from workers.config import Quantization
 from workers.layers.linear import make_linear
 
 # By whichever kernel this processor has for it.
-DENSE = make_linear(torch.zeros(64, 64, dtype=torch.bfloat16)).name
+DENSE, FOUR, EIGHT = (
+    make_linear(torch.zeros(64, 64, dtype=torch.bfloat16), quantization=mode).name for mode in ("none", "int4", "int8")
+)
 KINDS = {
-    GGMLQuantizationType.Q4_0: {"int4pack": 9},
-    GGMLQuantizationType.Q4_1: {"int4pack": 9},
-    GGMLQuantizationType.Q8_0: {"int8pack": 9},
+    GGMLQuantizationType.Q4_0: {FOUR: 9},
+    GGMLQuantizationType.Q4_1: {FOUR: 9},
+    GGMLQuantizationType.Q8_0: {EIGHT: 9},
     GGMLQuantizationType.F16: {DENSE: 9},
 }
 

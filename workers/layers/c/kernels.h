@@ -68,4 +68,21 @@ int linear_runs(int bf16);
 void pack_linear(const void *weight, void *packed, int64_t num_outputs, int64_t num_inputs, int bf16);
 void linear(const struct Linear *linear, int num_threads);
 
+/* out = x W^T, x and out in bfloat16, where linear_runs(1). W: pack_int8's, with a scale for each output, or pack_int4's
+   (`scale` NULL); num_outputs a multiple of 16, num_inputs of 2 or of 32. `sums` is few_bits' own. */
+struct FewBits {
+    const void *x, *packed;
+    const float *scale, *sums;
+    void *out;
+    int64_t num_rows, num_outputs, num_inputs;
+};
+/* codes: [num_outputs, num_inputs], from -8 to 7; scale, offset: [num_outputs, num_inputs / 32]; packed: 10 bytes for
+   each 16 codes. */
+void pack_int4(const int8_t *codes, const float *scale, const float *offset, void *packed, int64_t num_outputs,
+               int64_t num_inputs);
+/* packed has the size of codes. */
+void pack_int8(const int8_t *codes, void *packed, int64_t num_outputs, int64_t num_inputs);
+/* 0: there was no memory. */
+int few_bits(struct FewBits *few_bits, int num_threads);
+
 #endif

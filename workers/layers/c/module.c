@@ -153,7 +153,53 @@ static PyObject *py_linear(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *py_pack_int4(PyObject *module, PyObject *args)
+{
+    Address codes, scale, offset, packed;
+    long long num_outputs, num_inputs;
+    if (!PyArg_ParseTuple(args, "KKKKLL", &codes, &scale, &offset, &packed, &num_outputs, &num_inputs))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    pack_int4(AS_POINTER(codes), AS_POINTER(scale), AS_POINTER(offset), AS_POINTER(packed), num_outputs, num_inputs);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_pack_int8(PyObject *module, PyObject *args)
+{
+    Address codes, packed;
+    long long num_outputs, num_inputs;
+    if (!PyArg_ParseTuple(args, "KKLL", &codes, &packed, &num_outputs, &num_inputs))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    pack_int8(AS_POINTER(codes), AS_POINTER(packed), num_outputs, num_inputs);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_few_bits(PyObject *module, PyObject *args)
+{
+    Address x, packed, scale, out;
+    long long num_rows, num_outputs, num_inputs;
+    struct FewBits f;
+    int num_threads, done;
+    if (!PyArg_ParseTuple(args, "KKKKLLLi", &x, &packed, &scale, &out, &num_rows, &num_outputs, &num_inputs,
+                          &num_threads))
+        return NULL;
+    f.x = AS_POINTER(x), f.packed = AS_POINTER(packed), f.scale = AS_POINTER(scale), f.out = AS_POINTER(out);
+    f.sums = NULL, f.num_rows = num_rows, f.num_outputs = num_outputs, f.num_inputs = num_inputs;
+    Py_BEGIN_ALLOW_THREADS
+    done = few_bits(&f, num_threads);
+    Py_END_ALLOW_THREADS
+    if (!done)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"pack_int4", py_pack_int4, METH_VARARGS, "codes, scale, offset, packed, num_outputs, num_inputs"},
+    {"pack_int8", py_pack_int8, METH_VARARGS, "codes, packed, num_outputs, num_inputs"},
+    {"few_bits", py_few_bits, METH_VARARGS, "x, packed, scale, out, num_rows, num_outputs, num_inputs, num_threads"},
     {"linear_runs", py_linear_runs, METH_VARARGS, "bf16"},
     {"pack_linear", py_pack_linear, METH_VARARGS, "weight, packed, num_outputs, num_inputs, bf16"},
     {"linear", py_linear, METH_VARARGS, "x, packed, bias, out, num_rows, num_outputs, num_inputs, bf16, num_threads"},
