@@ -131,10 +131,8 @@ class Admission:
 
     async def _try(self, request: Request, tried: Collection[str]) -> Placement | None:
         if role := self._pool.whole_role():
-            worker = self._with_room(role, request, tried)
-            if worker is None or not self._forecast.may_join(request, worker):
-                return None
-            return self._whole(request, worker, self._replica_of(request, worker, role))
+            worker = self._with_room(role, request, tried, decodes=True)
+            return None if worker is None else self._whole(request, worker, self._replica_of(request, worker, role))
         prefill = self._with_room("prefill", request, tried)
         if prefill is None:
             return None
@@ -200,11 +198,16 @@ class Admission:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _with_room(self, role: Role, request: Request, tried: Collection[str]) -> WorkerHandle | None:
+    def _with_room(
+        self, role: Role, request: Request, tried: Collection[str], *, decodes: bool = False
+    ) -> WorkerHandle | None:
         """The best that has room: under two steps' worth of tokens to compute. What it has cached of the request counts
-        like more of a step, since what does not wait there is computed anew elsewhere."""
+        like more of a step, since what does not wait there is computed anew elsewhere. `decodes`: it is to
+        decode, too."""
         ranked = self._ranked(role, request, tried, self._pool.candidates("decode"))
         for worker, num_cached in zip(ranked, self._ranking.num_cached_tokens(request, ranked), strict=True):
+            if decodes and not self._forecast.may_join(request, worker):
+                continue
             if worker.num_queued_tokens < _MAX_QUEUED_STEPS * (worker.stats.max_num_batched_tokens + num_cached):
                 return worker
         return None

@@ -58,7 +58,8 @@ class TextRequest:
     def is_same(self, other: TextRequest) -> bool:
         """Whether it is one request sent twice, whatever of the answer is there already."""
         return (
-            (self.request_id, self.terms.tenant) == (other.request_id, other.terms.tenant)
+            (self.request_id, self.terms.tenant, self.terms.job)
+            == (other.request_id, other.terms.tenant, other.terms.job)
             and self.params == other.params
             and replace(self.options, so_far={}) == replace(other.options, so_far={})
             and self.prompt_token_ids == other.prompt_token_ids

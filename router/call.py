@@ -25,6 +25,9 @@ class Call:
     error: KVFerryError | None = None
 
     def end(self, error: KVFerryError) -> None:
+        """Again is no error, and changes nothing."""
+        if self.error is not None:
+            return
         self.error = error
         for attempt_id, worker in self.attempts.items():
             worker.fail(attempt_id, error)

@@ -76,7 +76,7 @@ def _prefill_load(worker: WorkerHandle) -> PrefillLoad:
 
 def _decode_load(worker: WorkerHandle) -> DecodeLoad:
     # Jobs make room (may_join): no request is refused for them.
-    return DecodeLoad(_num_running(worker) - worker.num_jobs, worker.pace.step.line(_now()))
+    return DecodeLoad(max(0, _num_running(worker) - worker.num_jobs), worker.pace.step.line(_now()))
 
 
 def _num_running(worker: WorkerHandle) -> int:

@@ -55,8 +55,11 @@ class WorkerPool:
         await asyncio.gather(*(worker.stop() for worker in self.workers))
 
     def candidates(self, role: Role) -> list[WorkerHandle]:
-        """The workers of a role that can be reached."""
-        return [worker for worker in self.workers if worker.role == role and worker.reachable]
+        """The workers of a role that can be reached; of decode workers, those that some prefill worker's KV is for."""
+        found = [worker for worker in self.workers if worker.role == role and worker.reachable]
+        if role == "decode" and (known := {worker.stats.fingerprint for worker in self.candidates("prefill")}):
+            return [worker for worker in found if worker.stats.fingerprint in known]
+        return found
 
     def whole_role(self) -> Role | None:
         """The role whose workers compute prompt and answer alike; None: prompts are handed over.
@@ -82,12 +85,24 @@ class WorkerPool:
         if self.stopping:
             return False, "the router is stopping"
         if self._has("colocated") or (self._has("prefill") and self._has("decode")):
-            return True, ""
+            return True, "; ".join(self._strangers())
         if self._has("prefill"):
-            return True, "no decode worker answers: prefill workers decode"
-        missing = [role for role in ("prefill", "decode") if not self._has(role)]
+            reason = "; ".join(self._strangers()) or "no decode worker answers"
+            return True, f"{reason}: prefill workers decode"
+        roles: tuple[Role, ...] = ("prefill", "decode")
+        missing = [role for role in roles if not self._has(role)]
         refused = [worker.refused for worker in self.workers if worker.refused]
         return False, ": ".join((f"no {' and no '.join(missing)} worker answers", *refused))
+
+    def _strangers(self) -> list[str]:
+        """What is wrong with decode workers that cannot take any KV."""
+        known = self.candidates("decode")
+        return [
+            f"{worker.stats.name} computes with other weights or kernels than any prefill worker and gets no requests "
+            "(see `kvferry status`)"
+            for worker in self.workers
+            if worker.role == "decode" and worker.reachable and worker not in known
+        ]
 
     async def audit(self) -> list[router_pb2.WorkerAudit]:
         return await asyncio.gather(*(worker.audit() for worker in self.workers))
@@ -100,5 +115,5 @@ class WorkerPool:
         """Blocks of which it is known who has them."""
         return len(self.index)
 
-    def _has(self, role: str) -> bool:
-        return any(w.role == role and w.reachable for w in self.workers)
+    def _has(self, role: Role) -> bool:
+        return bool(self.candidates(role))

@@ -28,6 +28,7 @@ from workers.errors import (
     DeadlineError,
     FrameError,
     KVFerryError,
+    LayoutMismatchError,
     StaleGrantError,
     UnavailableError,
 )
@@ -36,7 +37,7 @@ from workers.request import NO_TERMS, Request, SamplingParams, Terms, TokenOutpu
 logger = logging.getLogger(__name__)
 
 # What another attempt may mend: the worker, its connection or the hand-off was at fault, not the request.
-_RETRYABLE = (UnavailableError, StaleGrantError, FrameError, DeadlineError, AbortedError)
+_RETRYABLE = (UnavailableError, StaleGrantError, FrameError, DeadlineError, AbortedError, LayoutMismatchError)
 
 
 class Router:
@@ -234,7 +235,7 @@ class Router:
         self._attempts[attempt_id] = placement
         call.attempts[attempt_id] = placement.decode
         try:
-            yield placement.decode.expect(attempt_id, request.job)
+            yield placement.decode.expect(attempt_id, request.params.n if request.job else 0)
         finally:
             self._admission.leave(placement)
             del self._attempts[attempt_id], call.attempts[attempt_id]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -65,3 +65,26 @@ class Waits:
             if wait.error is None or (task is not None and task.cancelling()):
                 raise
             raise wait.error from None
+
+
+class StillLimit:
+    """Fails a wait when a number stays the same for so long, until `cancel`."""
+
+    __slots__ = ("_error", "_number", "_seconds", "_timer", "_wait")
+
+    def __init__(self, number: Callable[[], int], seconds: float, wait: Failable, error: KVFerryError) -> None:
+        self._number, self._seconds, self._wait, self._error = number, seconds, wait, error
+        self._arm()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _arm(self) -> None:
+        # Cancelled, the timer lets go of this: no cycle keeps what the wait holds, a whole prompt.
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._look, self._number())
+
+    def _look(self, before: int) -> None:
+        if self._number() == before:
+            self._wait.fail(self._error)
+        else:
+            self._arm()

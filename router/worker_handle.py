@@ -15,7 +15,7 @@ from router.config import RouterConfig
 from router.outputs import Outputs
 from router.prediction import Pace
 from router.roles import require_expected
-from router.waits import Failable, RemoteCall, Wait, Waits
+from router.waits import Failable, RemoteCall, StillLimit, Wait, Waits
 from workers.config import Role
 from workers.errors import ConfigError, DeadlineError, KVFerryError, UnavailableError
 from workers.request import Request, TokenOutput
@@ -54,7 +54,8 @@ class WorkerHandle:
         self._channel = network.connect(address)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._outputs: dict[str, Outputs] = {}
-        self._jobs: set[str] = set()
+        # How many sequences each prompt of a job has here.
+        self._jobs: dict[str, int] = {}
         # What else ends when it is lost.
         self._waits = Waits()
         # Requests that it may still be at work on, since their abort did not reach it. A dict for a set: in order.
@@ -98,8 +99,8 @@ class WorkerHandle:
 
     @property
     def num_jobs(self) -> int:
-        """Of these, prompts of jobs."""
-        return len(self._jobs)
+        """Sequences that are jobs' here."""
+        return sum(self._jobs.values())
 
     def status(self) -> router_pb2.WorkerStatus:
         state = router_pb2.WORKER_STATE_READY if self.reachable else router_pb2.WORKER_STATE_UNREACHABLE
@@ -141,15 +142,15 @@ class WorkerHandle:
             return router_pb2.WorkerAudit(address=self.address, error=error.message)
         return router_pb2.WorkerAudit(address=self.address, audit=answer)
 
-    def expect(self, request_id: str, job: bool = False) -> Outputs:
-        """From now on, until `forget`, this request's outputs come there. `job`: it is a job's."""
+    def expect(self, request_id: str, num_job_sequences: int = 0) -> Outputs:
+        """From now on, until `forget`, this request's outputs come there. A job's tells how many sequences it has."""
         outputs = self._outputs[request_id] = Outputs()
-        if job:
-            self._jobs.add(request_id)
+        if num_job_sequences:
+            self._jobs[request_id] = num_job_sequences
         return outputs
 
     def forget(self, request_id: str) -> None:
-        self._jobs.discard(request_id)
+        self._jobs.pop(request_id, None)
         if outputs := self._outputs.pop(request_id, None):
             outputs.close()
         self.changed.set()
@@ -182,21 +183,13 @@ class WorkerHandle:
     @contextmanager
     def _limited_silence(self, wait: Failable) -> Iterator[None]:
         """Until the end of the block: DeadlineError when the worker takes no step for so long."""
-        seconds, loop = self._config.token_timeout_s, asyncio.get_running_loop()
-        timer: asyncio.TimerHandle
-
-        def look(num_steps: int) -> None:
-            nonlocal timer
-            if self.stats.num_steps == num_steps:
-                wait.fail(DeadlineError(f"{self.stats.name}: no step within {seconds} s"))
-            else:
-                timer = loop.call_later(seconds, look, self.stats.num_steps)
-
-        timer = loop.call_later(seconds, look, self.stats.num_steps)
+        seconds = self._config.token_timeout_s
+        error = DeadlineError(f"{self.stats.name}: no step within {seconds} s")
+        limit = StillLimit(lambda: self.stats.num_steps, seconds, wait, error)
         try:
             yield
         finally:
-            timer.cancel()
+            limit.cancel()
 
     async def _abort(self, request_ids: Sequence[str]) -> None:
         message = worker_pb2.AbortRequest(router_id=self._router_id, request_ids=request_ids)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 
-# Containers more than at the last look. Python says 700, which one request has: nearly all of them die without a look.
-_LOOK_AFTER = 100_000
+# Containers more than at the last look. Python says 700, which one request has. What waits for a look, in cycles that
+# failed calls leave, may hold prompts and frames: hence not many more.
+_LOOK_AFTER = 3_000
 
 
 def spare_what_is_loaded() -> None:

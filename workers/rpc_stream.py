@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -43,7 +42,8 @@ class StreamedCalls:
             async with asyncio.timeout(timeout_s):
                 failure = await answer
         except TimeoutError:
-            stream.give_up(number)
+            # What answers so late may not answer any more: others begin anew, too.
+            stream.leave()
             raise DeadlineError(f"no answer within {timeout_s} s") from None
         except asyncio.CancelledError:
             stream.give_up(number)
@@ -68,6 +68,10 @@ class _Stream:
         self._unsent.put_nowait(number + data)
         return number, answer
 
+    def leave(self) -> None:
+        """End it, on both sides."""
+        self._call.cancel()
+
     def give_up(self, number: bytes) -> None:
         if self._answers.pop(number, None) is not None:
             self._unsent.put_nowait(number)
@@ -78,19 +82,25 @@ class _Stream:
                 await self._call.write(await self._unsent.get())
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             pass  # The reader hears why.
+        finally:
+            self._call.cancel()
 
     async def _read(self) -> None:
-        reason: KVFerryError = UnavailableError("the other side ended the stream")
+        reason: KVFerryError = UnavailableError("the connection was closed")
         try:
             async for message in self._call:
                 answer = self._answers.pop(message[:_NUMBER_BYTES], None)
                 if answer is not None and not answer.done():
                     answer.set_result(_decoded(message[_NUMBER_BYTES:]))
+            reason = UnavailableError("the other side ended the stream")
         except grpc.aio.AioRpcError as error:
             reason = UnavailableError(error.details() or error.code().name)
         except asyncio.CancelledError:
-            # The channel was closed, or the loop is about to be.
-            reason = UnavailableError("the connection was closed")
+            pass  # The channel was closed, or the loop is about to be.
+        finally:
+            self._end(reason)
+
+    def _end(self, reason: KVFerryError) -> None:
         self.ended = True
         self._writing.cancel()
         for answer in self._answers.values():
@@ -108,7 +118,11 @@ def add_streamed_calls(
         one_at_a_time, calls = asyncio.Lock(), dict[bytes, asyncio.Task[None]]()
 
         async def answer(number: bytes, data: bytes) -> None:
-            failure = await _failure(handle(data))
+            try:
+                failure = await _failure(handle(data))
+            finally:
+                # From here on it cannot be given up: an answer that is cut off half-way would cost all their stream.
+                calls.pop(number, None)
             async with one_at_a_time:
                 await context.write(number + failure)
 
@@ -117,16 +131,11 @@ def add_streamed_calls(
                 number, data = message[:_NUMBER_BYTES], message[_NUMBER_BYTES:]
                 if data:
                     calls[number] = group.create_task(answer(number, data))
-                    calls[number].add_done_callback(partial(_forget, calls, number))
                 elif number in calls:
                     calls[number].cancel()
 
     handlers: dict[str, Any] = {method: grpc.stream_stream_rpc_method_handler(serve)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-
-
-def _forget(calls: dict[bytes, asyncio.Task[None]], number: bytes, call: asyncio.Task[None]) -> None:
-    del calls[number]
 
 
 async def _failure(handling: Awaitable[None]) -> bytes:

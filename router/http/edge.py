@@ -82,8 +82,8 @@ class BodyLimits:
             await self._app(scope, receive, send)
             return
         length = _header(scope, b"content-length")
-        max_bytes = sys.maxsize if scope["path"] == _UPLOADS else self._max_bytes
-        body = _Body(receive, max_bytes, self._timeout_s, length)
+        is_upload = scope["path"] == _UPLOADS
+        body = _Body(receive, sys.maxsize if is_upload else self._max_bytes, self._timeout_s, length, is_upload)
         # One without a body is whole as it is.
         body.whole = length in ("", "0") and not _header(scope, b"transfer-encoding")
 
@@ -99,13 +99,17 @@ class BodyLimits:
 class _Body:
     """The body of one request on its way in."""
 
-    def __init__(self, receive: Receive, max_bytes: int, timeout_s: float, content_length: str) -> None:
+    def __init__(
+        self, receive: Receive, max_bytes: int, timeout_s: float, content_length: str, is_upload: bool
+    ) -> None:
+        """All of it has to come within timeout_s; of an upload, which may be large, something each timeout_s."""
         self._receive = receive
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._length = int(content_length) if content_length.isdecimal() else 0
         self._num_bytes = 0
-        self._deadline_s = asyncio.get_running_loop().time() + timeout_s
+        self._is_upload = is_upload
+        self._deadline_s = _now() + timeout_s
         self.whole = False
 
     async def receive(self) -> Message:
@@ -114,6 +118,8 @@ class _Body:
             return await self._receive()
         if self._length > self._max_bytes:
             raise self._too_large()
+        if self._is_upload:
+            self._deadline_s = _now() + self._timeout_s
         try:
             async with asyncio.timeout_at(self._deadline_s):
                 message = await self._receive()
@@ -129,6 +135,10 @@ class _Body:
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body is over {self._max_bytes} bytes (router.max_body_bytes); send less")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _header(scope: Scope, name: bytes) -> str:

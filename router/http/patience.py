@@ -44,8 +44,7 @@ class PatientProtocol(HttpProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        # Nothing of what is not read yet can be said any more.
-        self._read_timer = self.loop.call_later(self._timeout_s, self.transport.abort)
+        self._expect_reading()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -60,6 +59,17 @@ class PatientProtocol(HttpProtocol):
 
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(self._timeout_s, self.transport.close)
+
+    def _expect_reading(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._read_timer = self.loop.call_later(self._timeout_s, self._look_whether_read, left)
+
+    def _look_whether_read(self, left_before: int) -> None:
+        if self.transport.get_write_buffer_size() < left_before:
+            self._expect_reading()
+        else:
+            # Nothing of what is not read yet can be said any more.
+            self.transport.abort()
 
     def _forget_reader(self) -> None:
         if self._read_timer is not None:

@@ -94,7 +94,7 @@ JOBS = (
         "jobs that run are no reason to refuse a request",
         "-",
         "router/forecast.py",
-        "_num_running(worker) - worker.num_jobs",
+        "max(0, _num_running(worker) - worker.num_jobs)",
         "_num_running(worker)",
         (f"{TERMS_TESTS}::test_jobs_that_run_are_no_reason_to_refuse_a_request_for_its_tpot",),
     ),

@@ -27,10 +27,11 @@ def step_s(batch) -> float:
     return 0.005 + 0.001 * len(batch.requests)
 
 
-def test_jobs_that_run_are_no_reason_to_refuse_a_request_for_its_tpot():
+@pytest.mark.parametrize(("num_jobs", "n"), [(20, 1), (5, 4)])
+def test_jobs_that_run_are_no_reason_to_refuse_a_request_for_its_tpot(num_jobs, n):
     async def main() -> None:
         async with sim_cluster(step_s=step_s, **BIG) as cluster:
-            jobs = [asyncio.create_task(ask(cluster, 10, f"j{at}", JOB, max_tokens=150)) for at in range(20)]
+            jobs = [asyncio.create_task(ask(cluster, 10, f"j{at}", JOB, max_tokens=150, n=n)) for at in range(num_jobs)]
             await asyncio.sleep(2.6)
             await ask(cluster, 10, "quick", Terms(slo=Slo(tpot_ms=20)))
             # Somebody waits for these.

@@ -33,8 +33,10 @@ class Times:
     tpot_s: float
 
 
-async def ask(cluster: SimCluster, num_tokens: int, name: str, terms: Terms = NO_TERMS, max_tokens: int = 8) -> Times:
-    params, began_s, first_s = replace(GREEDY, max_tokens=max_tokens), virtual_loop().time(), 0.0
+async def ask(
+    cluster: SimCluster, num_tokens: int, name: str, terms: Terms = NO_TERMS, max_tokens: int = 8, n: int = 1
+) -> Times:
+    params, began_s, first_s = replace(GREEDY, max_tokens=max_tokens, n=n), virtual_loop().time(), 0.0
     async with aclosing(cluster.router.generate(prompt_of(num_tokens), params, name, terms=terms)) as outputs:
         async for _ in outputs:
             first_s = first_s or virtual_loop().time()

@@ -163,3 +163,19 @@ def test_a_channel_that_is_closed_fails_what_waits_and_begins_nothing():
                 await calls(b"fine", TIMEOUT_S)
 
     asyncio.run(main())
+
+
+def test_giving_up_while_the_answer_is_on_its_way_costs_the_others_nothing():
+    async def script(calls: StreamedCalls, desk: Desk) -> None:
+        async def given_up(after_s: float) -> None:
+            asking = asyncio.create_task(calls(b"fine", TIMEOUT_S))
+            await asyncio.sleep(after_s)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+        for turn in range(100):
+            # About as long as a call takes.
+            leaving = [given_up(0.0002 * (turn % 10 + at)) for at in range(10)]
+            await asyncio.gather(*leaving, *(calls(b"fine", TIMEOUT_S) for _ in range(5)))
+
+    on_stage(script)

@@ -74,7 +74,13 @@ class FrameSender:
             if outgoing.first_sent_s is None:
                 outgoing.first_sent_s = asyncio.get_running_loop().time()
             self.num_frames_overlapped += request.num_computed_tokens < grant.end
-            await outgoing.peer.send(packed)
+            try:
+                await outgoing.peer.send(packed)
+            except KVFerryError as error:
+                # Groups of tasks keep what is raised in a cycle: without the calls that hold what was packed.
+                raise error.with_traceback(None) from None
+            finally:
+                del packed
         outgoing.num_frames += 1
         outgoing.num_bytes += num_bytes
         self.num_frames_sent += 1

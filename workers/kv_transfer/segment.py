@@ -70,15 +70,17 @@ class Mappings:
             pid, fd, token, num_bytes = _PLACE.unpack(place)
         except struct.error as error:
             raise FrameError(f"not the place of shared memory: {error}") from error
-        if token not in self._mapped:
+        mapped = self._mapped.get(token)
+        if mapped is None:
             is_new = all(owner != pid for owner, _ in self._mapped.values())
-            self._mapped[token] = pid, _map(pid, fd, token)
+            mapped = self._mapped[token] = pid, _map(pid, fd, token)
             if is_new:
-                self._on_process(pid)
-        self._mapped.move_to_end(token)
+                self._on_process(pid)  # Which may tell that it is gone by now.
+        else:
+            self._mapped.move_to_end(token)
         if len(self._mapped) > _MAX_MAPPINGS:
             _unmap([self._mapped.popitem(last=False)])
-        return self._mapped[token][1][_HEAD_BYTES : _HEAD_BYTES + num_bytes]
+        return mapped[1][_HEAD_BYTES : _HEAD_BYTES + num_bytes]
 
     def forget(self, pid: int) -> None:
         its = [token for token, (owner, _) in self._mapped.items() if owner == pid]
