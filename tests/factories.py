@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -58,9 +58,14 @@ def make_config(**settings: Any) -> WorkerConfig:
     return WorkerConfig(**{**merged, "transfer": TransferConfig(**(_TRANSFER | dict(merged["transfer"])))})
 
 
-def make_engine(step_s: StepTime = step_time, make_scheduler: MakeScheduler = Scheduler, **settings: Any) -> Engine:
+def make_engine(
+    step_s: StepTime = step_time,
+    make_scheduler: MakeScheduler = Scheduler,
+    make_runner: Callable[[WorkerConfig], HashRunner] = HashRunner,
+    **settings: Any,
+) -> Engine:
     config = make_config(**{"num_gpu_blocks_override": 64} | settings)
-    return Engine(SimExecutor(HashRunner(config), step_s), config, config, make_scheduler)
+    return Engine(SimExecutor(make_runner(config), step_s), config, config, make_scheduler)
 
 
 def runner_of(engine: Engine) -> HashRunner:

@@ -1,4 +1,4 @@
-"""KV on its way: what a frame must be before its payload touches a pool, and where in the pool it goes."""
+"""KV on its way: what a frame must be before anything counts as received, and where in the pool it goes."""
 
 from __future__ import annotations
 

@@ -69,9 +69,9 @@ CASES: dict[str, Case] = {
         SamplingParams(temperature=1.0, seed=2, max_tokens=24, grammar=grammar_of("json", SCHEMA, "json")),
         (),
     ),
-    "block minus one": (prompt_of(8, 2 * BLOCK_SIZE - 1), GREEDY, ()),
-    "exactly a block": (prompt_of(9, 2 * BLOCK_SIZE), GREEDY, ()),
-    "block plus one": (prompt_of(10, 2 * BLOCK_SIZE + 1), GREEDY, ()),
+    "block minus one": (prompt_of(8, BLOCK_SIZE - 1), GREEDY, ()),
+    "exactly a block": (prompt_of(9, BLOCK_SIZE), GREEDY, ()),
+    "block plus one": (prompt_of(10, BLOCK_SIZE + 1), GREEDY, ()),
 }  # fmt: skip
 
 

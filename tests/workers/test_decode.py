@@ -12,12 +12,14 @@ import pytest
 from cluster.sim.loop import run
 from protos import kv_transfer_pb2 as pb
 from tests.factories import BLOCK_SIZE, GREEDY, make_config, make_engine, make_request, run_engine, runner_of
-from tests.fake_model import NUM_LAYERS, expected_tokens, kv_of
+from tests.fake_model import NUM_LAYERS, HashRunner, expected_tokens, kv_of
+from tests.pooled_model import PooledRunner
 from tests.workers.kv_transfer.unsent import encode
 from workers.decode import Decode
 from workers.errors import FrameError, KVFerryError, OverloadedError, StaleGrantError
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.frame import HEADER_BYTES, Frame
+from workers.kv_transfer.slots import slots_of
 from workers.request import Request
 
 ME, OTHER = "a" * 32, "b" * 32
@@ -26,9 +28,9 @@ ME, OTHER = "a" * 32, "b" * 32
 class Stage:
     """A decode half, and the prefill worker's part played by hand."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, make_runner: type[HashRunner] = HashRunner, **settings: Any) -> None:
         config = make_config(**settings)
-        self.engine = make_engine(**settings)
+        self.engine = make_engine(make_runner=make_runner, **settings)
         self.failures: list[tuple[str, type[KVFerryError]]] = []
         layout = runner_of(self.engine).layout
         self.decode = Decode(self.engine, layout, ME, config.transfer, self._fail)
@@ -77,12 +79,15 @@ def commit_of(grant: Grant, frames: list[Frame], first_token_id: int = 5) -> pb.
 
 
 def on_stage(script: Any, **settings: Any) -> None:
-    async def main() -> None:
-        stage = Stage(**settings)
+    """With KV that is verified before it is written, as into a GPU's pool, and that is copied and then verified."""
+
+    async def main(make_runner: type[HashRunner]) -> None:
+        stage = Stage(make_runner, **settings)
         await script(stage)
         stage.require_idle()
 
-    run(main())
+    run(main(HashRunner))
+    run(main(PooledRunner))
 
 
 @pytest.mark.parametrize("length", [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 2 * BLOCK_SIZE, 37])
@@ -115,15 +120,22 @@ def damaged(data: bytes) -> Iterator[bytes]:
 def test_a_damaged_frame_is_refused_whatever_byte_it_is_and_the_true_one_is_still_welcome():
     async def script(stage: Stage) -> None:
         request, grant = stage.reserve(4)
-        before = runner_of(stage.engine).pool.copy()
-        frame = frame_of(request, grant, (0, NUM_LAYERS), (0, 4))
+        pool = runner_of(stage.engine).pool
+        there, frame = (frame_of(request, grant, (0, NUM_LAYERS), tokens) for tokens in ((0, 2), (2, 4)))
+        await stage.receive(there)
+        before = pool.copy()
         for data in damaged(encode(frame, "r")):
             with pytest.raises((FrameError, StaleGrantError)):
                 await stage.decode.receive(data)
-        assert (runner_of(stage.engine).pool == before).all()
+        # Not a bit of what had come before, nor of what is others'.
+        yet_to_come = slots_of(request.block_table, 2, 4, BLOCK_SIZE)
+        others = [slot for slot in range(pool.shape[2]) if slot not in yet_to_come]
+        assert (pool[:, :, others] == before[:, :, others]).all()
         await stage.receive(frame)
-        stage.commit(grant, [frame])
-        stage.engine.abort("r")
+        whole = expected_tokens(request.prompt_token_ids, GREEDY)
+        stage.commit(grant, [there, frame], whole[0])
+        await run_engine(stage.engine)
+        assert request.output_token_ids == whole
 
     on_stage(script)
 
