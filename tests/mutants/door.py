@@ -175,8 +175,8 @@ DOOR = (
         "a client that reads nothing is not waited for",
         "",
         "router/http/patience.py",
-        "self.loop.call_later(self._timeout_s, self.transport.abort)",
-        "self.loop.call_later(1e6, self.transport.abort)",
+        "self.loop.call_later(self._timeout_s, self._look_whether_read, left)",
+        "self.loop.call_later(1e6, self._look_whether_read, left)",
         ("tests/router/test_slow_readers.py::test_a_client_that_reads_nothing_of_its_answer_is_gone_in_time",),
     ),
     Mutant(

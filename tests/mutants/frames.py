@@ -121,4 +121,28 @@ FRAMES = (
         "if self._session is None:",
         ("tests/workers/kv_transfer/test_nccl.py::test_after_a_missed_deadline_the_group_is_another",),
     ),
+    Mutant(
+        "an answer that is on its way is not cut off by whoever gives it up",
+        "B6",
+        "workers/rpc_stream.py",
+        "                calls.pop(number, None)",
+        "                pass",
+        ("tests/workers/test_rpc_stream.py::test_giving_up_while_the_answer_is_on_its_way_costs_the_others_nothing",),
+    ),
+    Mutant(
+        "what was packed goes with the error that kept it from being sent",
+        "D3",
+        "workers/kv_transfer/outgoing.py",
+        "raise error.with_traceback(None) from None",
+        "raise",
+        ("tests/workers/test_failed_sends.py::test_what_was_packed_goes_with_the_error",),
+    ),
+    Mutant(
+        "decode workers that no prefill worker's KV is for get no requests",
+        "E2",
+        "router/pool.py",
+        "if worker.stats.fingerprint in known]",
+        "if True]",
+        ("tests/router/test_strangers.py::test_a_decode_worker_with_other_weights_gets_no_requests_and_is_named",),
+    ),
 )

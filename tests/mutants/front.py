@@ -74,4 +74,28 @@ FRONT = (
         "pass",
         (f"{TIMELINE_TESTS}::test_time_that_a_dead_worker_took_with_it_is_counted_where_it_went",),
     ),
+    Mutant(
+        "a call that is ended twice ends once",
+        "-",
+        "router/call.py",
+        "        if self.error is not None:\n            return\n        self.error = error",
+        "        self.error = error",
+        ("tests/router/test_nothing_lingers.py::test_a_call_may_be_ended_twice_before_it_hears_of_it",),
+    ),
+    Mutant(
+        "who reads slowly is not taken for one who does not read",
+        "-",
+        "router/http/patience.py",
+        "if self.transport.get_write_buffer_size() < left_before:",
+        "if False:",
+        ("tests/router/test_slow_readers.py::test_a_client_that_reads_nothing_of_its_answer_is_gone_in_time",),
+    ),
+    Mutant(
+        "the message that brings a prompt goes with its request",
+        "D3",
+        "router/waits.py",
+        "        self._timer.cancel()",
+        "        pass",
+        ("tests/router/test_nothing_lingers.py::test_the_message_that_brings_a_prompt_goes_with_its_request",),
+    ),
 )

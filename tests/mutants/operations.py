@@ -58,8 +58,8 @@ OPERATIONS = (
         "ready is who answers, not who once did",
         "E5",
         "router/pool.py",
-        "return any(w.role == role and w.reachable for w in self.workers)",
-        "return any(w.role == role for w in self.workers)",
+        "if worker.role == role and worker.reachable]",
+        "if worker.role == role]",
         (f"{READINESS_TESTS}::test_it_turns_when_a_worker_goes_and_again_when_it_is_back",),
     ),
     Mutant(

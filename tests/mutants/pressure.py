@@ -31,7 +31,7 @@ PRESSURE = (
         "with no decode worker left a prefill worker decodes",
         "D1",
         "router/pool.py",
-        'return True, "no decode worker answers: prefill workers decode"',
+        'return True, f"{reason}: prefill workers decode"',
         "pass",
         ("tests/router/test_router.py::test_with_no_decode_worker_left_a_prefill_worker_decodes_until_one_is_back",),
     ),
