@@ -88,7 +88,7 @@ async def cluster(roles: Sequence[Role], transport: str) -> AsyncIterator[tuple[
             await worker.start()
             stack.push_async_callback(worker.stop)
             workers[role] = worker
-        config = RouterConfig(heartbeat_s=0.1)
+        config = RouterConfig(heartbeat_s=0.5)
         pool = WorkerPool([worker.address for worker in workers.values()], "router-1", config, GrpcNetwork())
         await pool.start()
         stack.push_async_callback(pool.stop)
