@@ -156,6 +156,7 @@ class Prefill:
     async def _send_all(self, shipment: Shipment) -> None:
         """Send [start, end) as it is computed, several frames at a time; return when all are acknowledged."""
         sent = shipment.grant.start
+        failed: list[KVFerryError] = []
         try:
             async with asyncio.TaskGroup() as chunks:
                 while sent < shipment.grant.end:
@@ -164,7 +165,10 @@ class Prefill:
                     chunks.create_task(self._frames.send(shipment, sent, ready))
                     sent = ready
         except* KVFerryError as group:
-            raise first_error(group) from None
+            failed.append(first_error(group))
+        if failed:
+            # Raised in there, Python before 3.11.4 would make a group of it.
+            raise failed.pop()
 
     async def _wait_beyond(self, shipment: Shipment, sent: int) -> None:
         while shipment.num_ready <= sent:

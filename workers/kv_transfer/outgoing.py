@@ -49,12 +49,16 @@ class FrameSender:
 
         Raises the first KVFerryError, with no frame under way any more.
         """
+        failed: list[KVFerryError] = []
         try:
             async with asyncio.TaskGroup() as sends:
                 for layers in self._layer_ranges(outgoing.peer, end - start):
                     sends.create_task(self._send(outgoing, layers, (start, end)))
         except* KVFerryError as group:
-            raise first_error(group) from None
+            failed.append(first_error(group))
+        if failed:
+            # Raised in there, Python before 3.11.4 would make a group of it.
+            raise failed.pop()
 
     def _layer_ranges(self, peer: Peer, num_tokens: int) -> Iterator[tuple[int, int]]:
         if num_tokens:
