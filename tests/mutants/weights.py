@@ -16,7 +16,7 @@ WEIGHTS = (
         QUANTISED,
         "scale = x.abs().amax(-1, keepdim=True).float() / _INT8_MAX",
         "scale = x.abs().amax().expand(len(x), 1).float() / _INT8_MAX",
-        (f"{LINEAR_TESTS}::test_a_row_is_the_same_alone_and_beside_an_outlier[dtype0-int8_dynamic]",),
+        (f"{LINEAR_TESTS}::test_a_row_is_the_same_alone_and_beside_an_outlier[torch-dtype0-int8_dynamic]",),
     ),
     Mutant(
         "activations are rotated before they lose bits",

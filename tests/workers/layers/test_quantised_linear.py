@@ -15,11 +15,11 @@ MODES: tuple[Quantization, ...] = ("int8", "int8_dynamic", "int4")
 ROUNDING = {"int8": 0.012, "int8_dynamic": 0.02, "int4": 0.11}
 
 
-@pytest.fixture(autouse=True, params=["ours", "torch's"])
+@pytest.fixture(autouse=True, params=["ours", "torch"])
 def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if request.param == "torch's":
+    if request.param == "torch":
         monkeypatch.setattr(compiled, "unpacks", lambda weight: False)
     elif not compiled.unpacks(torch.zeros(16, 32)):
         pytest.skip("the kernels were not built: no compiler here, or a processor without their instructions")
