@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
 
 from workers.errors import DeadlineError, FrameError, InvalidRequestError, KVFerryError, UnavailableError
 from workers.rpc import GrpcNetwork
-from workers.rpc_stream import StreamedCalls
+from workers.rpc_stream import StreamedCalls, add_streamed_calls
 
 TIMEOUT_S = 10.0
 SERVICE, METHOD = "kvferry.test", "Do"
@@ -165,17 +168,38 @@ def test_a_channel_that_is_closed_fails_what_waits_and_begins_nothing():
     asyncio.run(main())
 
 
+class Registry:
+    """A server as far as add_streamed_calls needs one."""
+
+    def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler]) -> None:
+        (self.handlers,) = handlers
+
+
+class SlowContext:
+    """One whose write takes a while: gRPC goes on with what was cut off, and refuses the next."""
+
+    def __init__(self) -> None:
+        self.began, self.ended = asyncio.Event(), asyncio.Event()
+
+    async def write(self, message: bytes) -> None:
+        self.began.set()
+        await asyncio.sleep(0.05)
+        self.ended.set()
+
+
 def test_giving_up_while_the_answer_is_on_its_way_costs_the_others_nothing():
-    async def script(calls: StreamedCalls, desk: Desk) -> None:
-        async def given_up(after_s: float) -> None:
-            asking = asyncio.create_task(calls(b"fine", TIMEOUT_S))
-            await asyncio.sleep(after_s)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+    async def main() -> None:
+        registry: Any = Registry()
+        context: Any = SlowContext()
+        add_streamed_calls(registry, SERVICE, METHOD, Desk().handle)
+        details: Any = SimpleNamespace(method=f"/{SERVICE}/{METHOD}", invocation_metadata=())
 
-        for turn in range(100):
-            # About as long as a call takes.
-            leaving = [given_up(0.0002 * (turn % 10 + at)) for at in range(10)]
-            await asyncio.gather(*leaving, *(calls(b"fine", TIMEOUT_S) for _ in range(5)))
+        async def messages() -> AsyncIterator[bytes]:
+            yield bytes(8) + b"fine"
+            await context.began.wait()
+            yield bytes(8)
 
-    on_stage(script)
+        await registry.handlers.service(details).stream_stream(messages(), context)
+        assert context.ended.is_set()
+
+    asyncio.run(main())
