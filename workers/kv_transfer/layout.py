@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 from protos import kv_transfer_pb2 as pb
 from workers.errors import LayoutMismatchError
 
-SCHEMA_VERSION = 1
+# Of layouts and of frames: another one with every change that an older worker would take wrong.
+SCHEMA_VERSION = 2
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1}
 # Of the scale behind each head (workers/layers/kv_codec.py).
 SCALE_BYTES = {"float8_e4m3": 4}

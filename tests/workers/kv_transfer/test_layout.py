@@ -17,7 +17,7 @@ OTHER: dict[str, Any] = {
     "num_layers": 31,
     "num_kv_heads": 5,
     "head_dim": 128,
-    "schema_version": 2,
+    "schema_version": 99,
 }
 CONVERTED: dict[str, Any] = {"block_size": 64, "dtype": "bfloat16"}
 
