@@ -57,9 +57,10 @@ class WorkerPool:
     def candidates(self, role: Role) -> list[WorkerHandle]:
         """The workers of a role that can be reached; of decode workers, those that some prefill worker's KV is for."""
         found = [worker for worker in self.workers if worker.role == role and worker.reachable]
-        if role == "decode" and (known := {worker.stats.fingerprint for worker in self.candidates("prefill")}):
-            return [worker for worker in found if worker.stats.fingerprint in known]
-        return found
+        if role != "decode":
+            return found
+        known = {worker.stats.fingerprint for worker in self.candidates("prefill")}
+        return [worker for worker in found if not known or worker.stats.fingerprint in known]
 
     def whole_role(self) -> Role | None:
         """The role whose workers compute prompt and answer alike; None: prompts are handed over.
@@ -67,12 +68,15 @@ class WorkerPool:
         A role is a preference: with no decode worker there, a prefill worker decodes. Raises UnavailableError when
         nobody can serve.
         """
-        ready, reason = self.ready()
-        if not ready:
-            raise UnavailableError(f"{reason}; try again, or see `kvferry status`")
-        if self._has("prefill") and self._has("decode"):
-            return None
-        return "colocated" if self._has("colocated") else "prefill"
+        if not self.stopping:
+            if self._has("prefill") and self._has("decode"):
+                return None
+            if self._has("colocated"):
+                return "colocated"
+            if self._has("prefill"):
+                return "prefill"
+        _, reason = self.ready()
+        raise UnavailableError(f"{reason}; try again, or see `kvferry status`")
 
     @property
     def expected_until_s(self) -> float:

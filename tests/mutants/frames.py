@@ -141,7 +141,7 @@ FRAMES = (
         "decode workers that no prefill worker's KV is for get no requests",
         "E2",
         "router/pool.py",
-        "if worker.stats.fingerprint in known]",
+        "if not known or worker.stats.fingerprint in known]",
         "if True]",
         ("tests/router/test_strangers.py::test_a_decode_worker_with_other_weights_gets_no_requests_and_is_named",),
     ),
