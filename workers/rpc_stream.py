@@ -70,6 +70,7 @@ class _Stream:
 
     def leave(self) -> None:
         """End it, on both sides."""
+        self.ended = True
         self._call.cancel()
 
     def give_up(self, number: bytes) -> None:
