@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tests.workers.kv_transfer.unsent import send_frame, verify, whole
 from workers.errors import StaleGrantError
@@ -79,13 +79,27 @@ class Stage:
         await self._server.stop(None)
 
 
-def leftovers() -> list[str]:
+def group_threads() -> set[int]:
     """Threads of groups and stores in this process: torch's, by the names that Linux knows, and ours."""
-    names = [thread.name for thread in threading.enumerate()]
+    threads = {thread.native_id for thread in threading.enumerate() if thread.name.startswith("kv-gloo")} - {None}
     for path in Path("/proc/self/task").glob("*/comm"):
         with suppress(FileNotFoundError, ProcessLookupError):
-            names.append(path.read_text())
-    return [name for name in names if name.startswith(("gloo_", "pt_", "kv-gloo"))]
+            if path.read_text().startswith(("gloo_", "pt_")):
+                threads.add(int(path.parent.name))
+    return cast("set[int]", threads)
+
+
+@asynccontextmanager
+async def no_thread_left() -> AsyncIterator[Callable[[], bool]]:
+    """At the end all threads of groups must be gone but those of before, which tensor parallel tests may have left to
+    the garbage collector. Whether it is so can be asked at any time."""
+    before = group_threads()
+
+    def none_left() -> bool:
+        return group_threads() <= before
+
+    yield none_left
+    await until(none_left)
 
 
 def num_sockets() -> int:
@@ -106,12 +120,13 @@ def on_stage(script: Callable[[Stage], Awaitable[Any]]) -> None:
     """Run `script`; afterwards no thread and no group may be left."""
 
     async def main() -> None:
-        stage = Stage()
-        await stage.start()
-        try:
-            await script(stage)
-        finally:
-            await stage.stop()
-        await until(lambda: not leftovers() and not stage.pairs)
+        async with no_thread_left():
+            stage = Stage()
+            await stage.start()
+            try:
+                await script(stage)
+            finally:
+                await stage.stop()
+            await until(lambda: not stage.pairs)
 
     asyncio.run(main())

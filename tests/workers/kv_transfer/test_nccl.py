@@ -13,7 +13,7 @@ from tests.workers.kv_transfer.groups import (
     TIMEOUT_S,
     Stage,
     frame,
-    leftovers,
+    no_thread_left,
     num_sockets,
     on_stage,
     until,
@@ -167,15 +167,16 @@ def test_groups_that_ended_leave_nothing_open():
         def no_more_than_at_first() -> bool:
             return num_sockets() <= at_first
 
-        for number in range(12):
-            await send_frame(stage.sender, frame(number), "r", TIMEOUT_S)
-            # Of gRPC too, which are the same all the time.
-            at_first = at_first or num_sockets()
-            await until(no_more_than_at_first)
-            # Either side may be the one that gives up.
-            (incoming,) = stage.transport._incoming.values()
-            outgoing = await stage.outgoing()
-            (incoming.group.lane.end if number % 2 else outgoing.end)()
-            await until(lambda: not leftovers() and not stage.pairs)
+        async with no_thread_left() as none_left:
+            for number in range(12):
+                await send_frame(stage.sender, frame(number), "r", TIMEOUT_S)
+                # Of gRPC too, which are the same all the time.
+                at_first = at_first or num_sockets()
+                await until(no_more_than_at_first)
+                # Either side may be the one that gives up.
+                (incoming,) = stage.transport._incoming.values()
+                outgoing = await stage.outgoing()
+                (incoming.group.lane.end if number % 2 else outgoing.end)()
+                await until(lambda: none_left() and not stage.pairs)
 
     on_stage(script)

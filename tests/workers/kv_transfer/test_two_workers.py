@@ -10,7 +10,7 @@ import pytest
 
 from tests.factories import GREEDY, in_use, make_config, make_request, tokens_of
 from tests.fake_model import HashRunner, expected_tokens
-from tests.workers.kv_transfer.groups import leftovers, until
+from tests.workers.kv_transfer.groups import no_thread_left, until
 from tests.workers.kv_transfer.test_nixl import needs_nixl
 from tests.workers.pair import ROUTER, copy_of
 from workers.engine.executor import Executor
@@ -66,14 +66,14 @@ def on_duo(script: Callable[[Duo], Awaitable[Any]], transport: str = "gloo") -> 
     """Run `script`; afterwards all blocks are free, and no thread is left."""
 
     async def main() -> None:
-        duo = Duo(transport)
-        await duo.start()
-        try:
-            await script(duo)
-            await duo.until_idle()
-        finally:
-            await duo.stop()
-        await until(lambda: not leftovers())
+        async with no_thread_left():
+            duo = Duo(transport)
+            await duo.start()
+            try:
+                await script(duo)
+                await duo.until_idle()
+            finally:
+                await duo.stop()
 
     asyncio.run(main())
 
