@@ -160,8 +160,7 @@ class Prefill:
         try:
             async with asyncio.TaskGroup() as chunks:
                 while sent < shipment.grant.end:
-                    await self._wait_beyond(shipment, sent)
-                    ready = shipment.num_ready
+                    ready = await self._ready_beyond(shipment, sent)
                     chunks.create_task(self._frames.send(shipment, sent, ready))
                     sent = ready
         except* KVFerryError as group:
@@ -170,10 +169,18 @@ class Prefill:
             # Raised in there, Python before 3.11.4 would make a group of it.
             raise failed.pop()
 
-    async def _wait_beyond(self, shipment: Shipment, sent: int) -> None:
-        while shipment.num_ready <= sent:
-            shipment.progress.clear()
-            await shipment.progress.wait()
+    async def _ready_beyond(self, shipment: Shipment, sent: int) -> int:
+        """How many positions may be sent, more than `sent`, once there is a credit for them: chunks that become ready
+        before go together, in larger frames."""
+        ready = sent
+        while ready <= sent:
+            while shipment.num_ready <= sent:
+                shipment.progress.clear()
+                await shipment.progress.wait()
+            async with shipment.peer.window:
+                # Fewer than before, if its blocks were taken meanwhile.
+                ready = shipment.num_ready
+        return ready
 
     def _free(self, shipment: Shipment) -> None:
         """Nothing reads its KV any more."""

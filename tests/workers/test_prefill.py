@@ -19,7 +19,7 @@ from workers.errors import (
     StaleGrantError,
     UnavailableError,
 )
-from workers.kv_transfer.frame import Buffer
+from workers.kv_transfer.frame import Buffer, ranges_of_frames
 from workers.kv_transfer.kv_rows import KVRows
 from workers.request import FinishReason
 
@@ -61,6 +61,19 @@ def test_the_first_frames_leave_while_later_chunks_are_computed():
         await answering
         sent, overlapped = pair.prefill._frames.num_frames_sent, pair.prefill._frames.num_frames_overlapped
         assert 0.7 * sent < overlapped < sent
+
+    on_pair(script)
+
+
+def test_chunks_that_are_ready_before_there_is_a_credit_go_together():
+    async def script(pair: Pair) -> None:
+        pair.network.fault("Put", delay(2.0), count=2)
+        request = make_request(100)
+        assert await pair.answer(request) == expected_tokens(request.prompt_token_ids, GREEDY)
+        layout, config = pair.prefill.layout, pair.prefill.config.transfer
+        as_few = list(ranges_of_frames(layout, 16, 100, config.frame_bytes))
+        of_chunk = list(ranges_of_frames(layout, 0, 16, config.frame_bytes))
+        assert pair.prefill._frames.num_frames_sent == len(of_chunk) + len(as_few)
 
     on_pair(script)
 

@@ -9,7 +9,7 @@ is false it is over where the payload lies, not over what it holds.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import xxhash
@@ -159,9 +159,17 @@ class Digest:
             raise FrameError(f"checksum mismatch in {self._what}")
 
 
-def layers_per_frame(layout: KVLayout, num_tokens: int, frame_bytes: int) -> int:
-    """How many layers of `num_tokens` come nearest to `frame_bytes` from below, at least one."""
-    return max(1, min(layout.num_layers, frame_bytes // (num_tokens * layout.token_bytes_per_layer)))
+def ranges_of_frames(
+    layout: KVLayout, start: int, end: int, frame_bytes: int
+) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """The layers and the tokens of each frame in which the KV of positions [start, end) goes: payloads come as near to
+    `frame_bytes` from below as whole layers of as many tokens as may be allow."""
+    most_tokens = max(1, frame_bytes // layout.token_bytes_per_layer)
+    for first in range(start, end, most_tokens):
+        tokens = first, min(first + most_tokens, end)
+        step = max(1, frame_bytes // ((tokens[1] - first) * layout.token_bytes_per_layer))
+        for layer in range(0, layout.num_layers, step):
+            yield (layer, min(layer + step, layout.num_layers)), tokens
 
 
 def _fields(frame: Frame) -> bytes:

@@ -11,7 +11,7 @@ from workers.config import TransferConfig
 from workers.engine.executor import Executor
 from workers.errors import KVFerryError
 from workers.kv_transfer.base import Grant
-from workers.kv_transfer.frame import Frame, UnsentFrame, layers_per_frame
+from workers.kv_transfer.frame import Frame, UnsentFrame, ranges_of_frames
 from workers.kv_transfer.kv_rows import KVRows
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.peers import Peer
@@ -52,19 +52,16 @@ class FrameSender:
         failed: list[KVFerryError] = []
         try:
             async with asyncio.TaskGroup() as sends:
-                for layers in self._layer_ranges(outgoing.peer, end - start):
-                    sends.create_task(self._send(outgoing, layers, (start, end)))
+                for layers, tokens in self._ranges(outgoing.peer, start, end):
+                    sends.create_task(self._send(outgoing, layers, tokens))
         except* KVFerryError as group:
             failed.append(first_error(group))
         if failed:
             # Raised in there, Python before 3.11.4 would make a group of it.
             raise failed.pop()
 
-    def _layer_ranges(self, peer: Peer, num_tokens: int) -> Iterator[tuple[int, int]]:
-        if num_tokens:
-            step = layers_per_frame(peer.layout, num_tokens, self._config.frame_bytes * peer.frame_scale)
-            for start in range(0, peer.layout.num_layers, step):
-                yield start, min(start + step, peer.layout.num_layers)
+    def _ranges(self, peer: Peer, start: int, end: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        return ranges_of_frames(peer.layout, start, end, self._config.frame_bytes * peer.frame_scale)
 
     async def _send(self, outgoing: Outgoing, layers: tuple[int, int], tokens: tuple[int, int]) -> None:
         request, grant = outgoing.request, outgoing.grant

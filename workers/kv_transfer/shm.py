@@ -78,7 +78,7 @@ class ShmSender:
 class ShmTransport:
     name = "shm"
     # No payload crosses the network: a call costs as much whatever is told by it.
-    frame_scale = 4
+    frame_scale = 8
 
     def __init__(self, network: Network) -> None:
         """Raises ConfigError where processes cannot share memory so."""

@@ -12,7 +12,7 @@ from workers.config import Role, TransferConfig, WorkerConfig
 from workers.engine.executor import Buffer, Executor, SampledToken, StepResult
 from workers.engine.kv_pool import KVPool
 from workers.engine.scheduler import SchedulerOutput
-from workers.kv_transfer.frame import layers_per_frame
+from workers.kv_transfer.frame import ranges_of_frames
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.local import LocalTransport
 from workers.kv_transfer.slots import Slots
@@ -27,9 +27,9 @@ NUM_BLOCKS = 1024
 
 def frame_bytes() -> int:
     """Payload of the frames into which a step's tokens go."""
-    num_tokens = WorkerConfig().max_num_batched_tokens
-    layers = layers_per_frame(LAYOUT, num_tokens, TransferConfig().frame_bytes)
-    return layers * num_tokens * LAYOUT.token_bytes_per_layer
+    num_tokens, frame_bytes = WorkerConfig().max_num_batched_tokens, TransferConfig().frame_bytes
+    (first, last), _ = next(ranges_of_frames(LAYOUT, 0, num_tokens, frame_bytes))
+    return (last - first) * num_tokens * LAYOUT.token_bytes_per_layer
 
 
 class PoolRunner:

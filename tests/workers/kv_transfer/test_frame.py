@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.workers.kv_transfer.unsent import encode, verify
 from workers.errors import FrameError
-from workers.kv_transfer.frame import HEADER_BYTES, Frame, decode, layers_per_frame
+from workers.kv_transfer.frame import HEADER_BYTES, Frame, decode, ranges_of_frames
 from workers.kv_transfer.layout import KVLayout
 
 LAYOUT = KVLayout("f", num_layers=3, num_kv_heads=1, head_dim=4, block_size=4, dtype="float32")
@@ -102,10 +102,20 @@ def test_frames_overlap_when_they_share_a_layer_of_a_token():
             assert one.same_range(other) == (cells(one) == cells(other))
 
 
-@given(st.integers(1, 4096), st.integers(1 << 10, 64 << 20))
-def test_frames_come_as_near_to_their_target_as_whole_layers_allow(num_tokens, frame_bytes):
-    layers = layers_per_frame(LAYOUT, num_tokens, frame_bytes)
-    layer_bytes = num_tokens * LAYOUT.token_bytes_per_layer
-    assert 1 <= layers <= LAYOUT.num_layers
-    assert layers == 1 or layers * layer_bytes <= frame_bytes
-    assert layers == LAYOUT.num_layers or (layers + 1) * layer_bytes > frame_bytes
+@given(st.integers(0, 5000), st.integers(1, 200_000), st.integers(1 << 10, 64 << 20))
+def test_frames_come_as_near_to_their_target_as_whole_layers_allow(start, num_tokens, frame_bytes):
+    ranges = list(ranges_of_frames(LAYOUT, start, start + num_tokens, frame_bytes))
+    frames = [Frame(7, FRAME.incarnation, *layers, *tokens, b"") for layers, tokens in ranges]
+    assert sum(frame.area for frame in frames) == LAYOUT.num_layers * num_tokens
+    assert len(set(ranges)) == len(ranges)
+    assert max(frame.expected_bytes(LAYOUT) for frame in frames) <= frame_bytes
+    layers, tokens = ranges[0]
+    whole = frame_bytes // ((tokens[1] - tokens[0]) * LAYOUT.token_bytes_per_layer)
+    assert layers == (0, min(whole, LAYOUT.num_layers))
+    assert tokens[1] == min(start + num_tokens, start + frame_bytes // LAYOUT.token_bytes_per_layer)
+
+
+def test_frames_cover_each_layer_of_each_token_once():
+    ranges = list(ranges_of_frames(LAYOUT, 3, 40, 2 * LAYOUT.token_bytes_per_layer * 3))
+    cells = [(layer, token) for layers, tokens in ranges for layer in range(*layers) for token in range(*tokens)]
+    assert sorted(cells) == [(layer, token) for layer in range(LAYOUT.num_layers) for token in range(3, 40)]
