@@ -147,7 +147,7 @@ class Prefill:
             first_token_ids=running,
             num_frames=shipment.num_frames,
             num_bytes=shipment.num_bytes,
-            transfer_s=now - (shipment.first_sent_s or now),
+            transfer_s=now - min(shipment.began_s or now, shipment.computed_s),
             transfer_unhidden_s=now - shipment.computed_s,
         )
         await shipment.peer.commit(message)
@@ -172,15 +172,11 @@ class Prefill:
     async def _ready_beyond(self, shipment: Shipment, sent: int) -> int:
         """How many positions may be sent, more than `sent`, once there is a credit for them: chunks that become ready
         before go together, in larger frames."""
-        ready = sent
-        while ready <= sent:
-            while shipment.num_ready <= sent:
-                shipment.progress.clear()
-                await shipment.progress.wait()
-            async with shipment.peer.window:
-                # Fewer than before, if its blocks were taken meanwhile.
-                ready = shipment.num_ready
-        return ready
+        while shipment.num_ready <= sent:
+            shipment.progress.clear()
+            await shipment.progress.wait()
+        async with shipment.peer.window:
+            return shipment.num_ready
 
     def _free(self, shipment: Shipment) -> None:
         """Nothing reads its KV any more."""

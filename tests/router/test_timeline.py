@@ -117,6 +117,8 @@ def test_e10_the_first_token_does_not_wait_for_the_transfer():
             slow, _ = await complete(cluster, prompt_of(10, seed=1))
             assert slow[-1].timeline is not None
             assert slow[-1].timeline.transfer_unhidden_s > 0.2
+            # Of one chunk: prefill hid nothing of it.
+            assert slow[-1].timeline.transfer_s == slow[-1].timeline.transfer_unhidden_s
             assert slow[-1].ttft_s == pytest.approx(plain[-1].ttft_s, abs=0.01)
 
     run(main())

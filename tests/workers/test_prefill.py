@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,7 @@ from workers.errors import (
     StaleGrantError,
     UnavailableError,
 )
-from workers.kv_transfer.frame import Buffer, ranges_of_frames
+from workers.kv_transfer.frame import HEADER_BYTES, Buffer, ranges_of_frames
 from workers.kv_transfer.kv_rows import KVRows
 from workers.request import FinishReason
 
@@ -76,6 +77,27 @@ def test_chunks_that_are_ready_before_there_is_a_credit_go_together():
         assert pair.prefill._frames.num_frames_sent == len(of_chunk) + len(as_few)
 
     on_pair(script)
+
+
+def test_a_long_prompt_that_is_cached_goes_in_frames_as_small_as_any_other():
+    async def script(pair: Pair) -> None:
+        sizes: list[int] = []
+
+        def noted(data: bytes) -> Sequence[tuple[float, bytes]]:
+            sizes.append(len(data))
+            return ((0.0, data),)
+
+        request = make_request(120)
+        await pair.answer(request)
+        pair.network.fault("Put", noted)
+        # This one has none of it.
+        await pair.hand_over(make_request(120, request_id="again"), pair.workers[2])
+        await pair.until(lambda: any(o.finish_reason for o in pair.outputs.get("again", ())))
+        assert pair.prefill.engine.num_prompt_tokens_computed < 2 * 120
+        assert sum(sizes) > 120 * pair.prefill.layout.token_bytes
+        assert max(sizes) <= HEADER_BYTES + pair.prefill.config.transfer.frame_bytes
+
+    on_pair(script, num_decode=2, enable_prefix_caching=True)
 
 
 def test_token_1_does_not_wait_for_the_transfer():

@@ -163,13 +163,16 @@ def ranges_of_frames(
     layout: KVLayout, start: int, end: int, frame_bytes: int
 ) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     """The layers and the tokens of each frame in which the KV of positions [start, end) goes: payloads come as near to
-    `frame_bytes` from below as whole layers of as many tokens as may be allow."""
-    most_tokens = max(1, frame_bytes // layout.token_bytes_per_layer)
-    for first in range(start, end, most_tokens):
-        tokens = first, min(first + most_tokens, end)
-        step = max(1, frame_bytes // ((tokens[1] - first) * layout.token_bytes_per_layer))
+    `frame_bytes` from below as whole layers of as many blocks as may be allow."""
+    # Blocks are copied whole, parts of one token by token.
+    block_size = layout.block_size
+    most_tokens = max(1, frame_bytes // (block_size * layout.token_bytes_per_layer)) * block_size
+    while start < end:
+        last = min(start // block_size * block_size + most_tokens, end)
+        step = max(1, frame_bytes // ((last - start) * layout.token_bytes_per_layer))
         for layer in range(0, layout.num_layers, step):
-            yield (layer, min(layer + step, layout.num_layers)), tokens
+            yield (layer, min(layer + step, layout.num_layers)), (start, last)
+        start = last
 
 
 def _fields(frame: Frame) -> bytes:

@@ -29,7 +29,7 @@ class Outgoing:
     _: KW_ONLY
     num_frames: int = 0
     num_bytes: int = 0
-    first_sent_s: float | None = None
+    began_s: float | None = None
 
 
 class FrameSender:
@@ -71,9 +71,9 @@ class FrameSender:
         async with outgoing.peer.window:
             slots = slots_of(request.block_table, *tokens, self._layout.block_size)
             unsent = self._unsent(frame, outgoing, slots)
+            if outgoing.began_s is None:
+                outgoing.began_s = asyncio.get_running_loop().time()
             packed = await self._executor.copy(len(slots), partial(outgoing.peer.pack, unsent))
-            if outgoing.first_sent_s is None:
-                outgoing.first_sent_s = asyncio.get_running_loop().time()
             self.num_frames_overlapped += request.num_computed_tokens < grant.end
             try:
                 await outgoing.peer.send(packed)

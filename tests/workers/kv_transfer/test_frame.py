@@ -112,10 +112,13 @@ def test_frames_come_as_near_to_their_target_as_whole_layers_allow(start, num_to
     layers, tokens = ranges[0]
     whole = frame_bytes // ((tokens[1] - tokens[0]) * LAYOUT.token_bytes_per_layer)
     assert layers == (0, min(whole, LAYOUT.num_layers))
-    assert tokens[1] == min(start + num_tokens, start + frame_bytes // LAYOUT.token_bytes_per_layer)
+    for _, (_, last) in ranges:
+        assert last == start + num_tokens or last % LAYOUT.block_size == 0
+    block_bytes = LAYOUT.block_size * LAYOUT.token_bytes_per_layer
+    assert tokens[1] == start + num_tokens or tokens[1] - start > (frame_bytes // block_bytes - 1) * LAYOUT.block_size
 
 
 def test_frames_cover_each_layer_of_each_token_once():
-    ranges = list(ranges_of_frames(LAYOUT, 3, 40, 2 * LAYOUT.token_bytes_per_layer * 3))
+    ranges = list(ranges_of_frames(LAYOUT, 3, 40, 9 * LAYOUT.token_bytes_per_layer))
     cells = [(layer, token) for layers, tokens in ranges for layer in range(*layers) for token in range(*tokens)]
     assert sorted(cells) == [(layer, token) for layer in range(LAYOUT.num_layers) for token in range(3, 40)]
