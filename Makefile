@@ -41,7 +41,9 @@ check: install
 	$(BIN)/buf lint
 
 # Other people's tests of such an API, for test-all: openai-python's own, schemathesis, llama.cpp's of its server, guidellm.
+# And NIXL, without the CUDA 13 build that it asks for too, so that its transport is tested.
 peers: install
+	$(BIN)/python -m pip install --quiet --no-deps 'nixl>=1.5,<2' 'nixl-cu12>=1.5,<2'
 	rm -rf .peers
 	$(BIN)/python -m pip download --quiet --no-deps --no-binary openai --dest .peers openai==$(OPENAI)
 	tar -xzf .peers/openai-$(OPENAI).tar.gz -C .peers

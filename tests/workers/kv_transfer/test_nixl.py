@@ -72,7 +72,7 @@ def test_without_nixl_it_is_refused_by_name():
 @needs_nixl
 def test_frames_are_read_out_of_the_senders_memory():
     async def script(stage: Stage) -> None:
-        payloads = {i: bytes([i]) * size for i, size in enumerate((10, 1 << 20, 3, 5 << 20, 1 << 20))}
+        payloads = {i: bytes([i]) * size for i, size in enumerate((16, 1 << 20, 48, 5 << 20, 1 << 20))}
         for number, payload in payloads.items():
             await send_frame(stage.sender, frame(number, payload), "r", TIMEOUT_S)
         assert stage.receiver.received == payloads
