@@ -91,6 +91,7 @@ FRAMES = (
             "tests/workers/kv_transfer/test_shm.py"
             "::test_what_another_process_has_in_place_of_a_segment_is_not_waited_for",
         ),
+        hangs=True,
     ),
     Mutant(
         "a dead worker's pool is unmapped beside the loop",
