@@ -125,7 +125,6 @@ DEATH = (
         "failures.num_in_a_row = 1 if got_on else failures.num_in_a_row + 1",
         "failures.num_in_a_row += 1",
         (f"{SILENCE_TESTS}::test_streams_outlive_more_deaths_than_a_request_may_have_tries_without_a_token",),
-        hangs=True,
     ),
     Mutant(
         "pauses before another try differ",
