@@ -222,7 +222,10 @@ class RefuseReserve(_Repeated):
 
 
 class Kill(_Fault):
-    """The worker's process ends, as by kill -9, when it gets to a step for the time after the first `skip`."""
+    """The worker's process ends, as by kill -9, when it gets to a step for the time after the first `skip`.
+
+    Each process counts for itself: so does the one that replaces it, after as many of its own.
+    """
 
     fault: Literal["kill"]
     # Room granted, prompt come, frame come, token 1 computed, hand-off's end come, done; tokens about to leave.

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -40,9 +40,8 @@ def kill_process() -> None:
 class Faults:
     """Decides when each fault happens: the same every time, for the same calls in the same order."""
 
-    def __init__(self, faults: Iterable[Fault], worker: str, kill: Callable[[], None] = kill_process) -> None:
+    def __init__(self, faults: Iterable[Fault], worker: str) -> None:
         self._faults = tuple(fault for fault in faults if fault.worker in ("", worker))
-        self._kill = kill
         self._random = random.Random(worker)
         self._num_seen: Counter[int] = Counter()
         self._num_done: Counter[int] = Counter()
@@ -55,7 +54,7 @@ class Faults:
             if isinstance(fault, Kill) and fault.at == step:
                 self._num_seen[at] += 1
                 if self._num_seen[at] == fault.skip + 1:
-                    self._kill()
+                    kill_process()
 
     def to_frame(self) -> FrameFault | None:
         """What happens to the frame that arrives now."""

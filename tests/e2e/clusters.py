@@ -99,10 +99,10 @@ def wait_until(look: Callable[[], T], holds: Callable[[T], bool], within_s: floa
 
 
 @contextmanager
-def up(cluster: RealCluster, config: str) -> Iterator[Running]:
+def up(cluster: RealCluster, config: str, *options: str) -> Iterator[Running]:
     """`kvferry up --detach` and `kvferry down`, after which nothing may be left."""
     path = cluster.write_config(config)
-    started = cluster.kvferry("up", path, "--detach")
+    started = cluster.kvferry("up", path, "--detach", *options)
     assert (started.returncode, started.stderr) == (0, ""), started
     try:
         with connected(cluster, started.stdout) as running:

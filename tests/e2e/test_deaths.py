@@ -27,7 +27,7 @@ pytestmark = pytest.mark.ray
 
 QUESTION = questions(1)[0]
 LONG = (token_ids(QUESTION) * 100)[:700]
-# What the router needs to know of it, and what a busy machine takes.
+# What the router needs to know of it, and what a busy machine takes beyond: `make bench-death` judges the 2.0 s.
 STOP_KNOWN_S = 2.0 + 0.5
 # A worker is silent for 10 s before it is ended, and another has to load the model.
 HEAL_S = 60.0

@@ -1,6 +1,7 @@
 """make mutants: switch off one defence after the other in a copy of the tree, and see its tests go red.
 
-Exit code 1 when a defence can be off without its tests noticing, or is not where the table says.
+`python -m tests.mutants WORDS ...` does so with those that have any of these words in their names. Exit code 1 when a
+defence can be off without its tests noticing, or with tests that only hang, or is not where the table says.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -23,24 +24,27 @@ from tests.mutants.table import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("cluster", "router", "workers", "protos", "tests")
-# Of one test; a mutant that hangs is caught by it.
+# Of one test.
 TIMEOUT_S = 60
 PASSED, FAILED = 0, 1
+# By either method of pytest-timeout.
+_HUNG = re.compile(r"^E +Failed: Timeout|^\++ Timeout \++$", re.MULTILINE)
 # A mutant must do wrong, not fail to be Python.
 _BROKEN = re.compile(r"^E +(NameError|SyntaxError|ImportError|ModuleNotFoundError)", re.MULTILINE)
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
+    mutants = [mutant for mutant in MUTANTS if not words or any(some in mutant.name for some in words)]
     with tempfile.TemporaryDirectory() as folder:
         tree = copy_tree(Path(folder))
-        code, report = run_tests(tree, sorted({test for mutant in MUTANTS for test in mutant.tests}))
+        code, report = run_tests(tree, sorted({test for mutant in mutants for test in mutant.tests}))
         if code != PASSED:
             print(report, "the tests must pass before a defence is switched off", sep="\n")
             return 1
-        faults = print_table(tree)
+        faults = print_table(tree, mutants)
     for fault in faults:
         print(fault)
-    print(f"{len(MUTANTS)} defences, {len(faults)} tests that do not notice when one is off")
+    print(f"{len(mutants)} defences, {len(faults)} tests that do not notice when one is off")
     return 1 if faults else 0
 
 
@@ -51,22 +55,29 @@ def copy_tree(to: Path) -> Path:
     return to
 
 
-def print_table(tree: Path) -> list[str]:
+def print_table(tree: Path, mutants: Iterable[Mutant]) -> list[str]:
     """All that is wrong, a line each."""
     table = Table(
         *(Column(name, overflow="fold") for name in ("defence", "scenario", "caught by", "seconds", "result"))
     )
     faults = []
-    for mutant in MUTANTS:
+    for mutant in mutants:
         began = time.monotonic()
         found = faults_of(tree, mutant)
         faults += found
         caught_by = "\n".join(test.partition("::")[2] for test in mutant.tests)
         seconds = f"{time.monotonic() - began:.1f}"
-        print(f"{'GREEN' if found else 'red'}: {mutant.name} ({seconds} s)", file=sys.stderr)
-        table.add_row(mutant.name, mutant.scenario, caught_by, seconds, "GREEN" if found else "red")
+        result = outcome_of(mutant, found)
+        print(f"{result}: {mutant.name} ({seconds} s)", file=sys.stderr)
+        table.add_row(mutant.name, mutant.scenario, caught_by, seconds, result)
     Console(width=None if sys.stdout.isatty() else 180).print(table)
     return faults
+
+
+def outcome_of(mutant: Mutant, faults: list[str]) -> str:
+    if not faults:
+        return "hung, as expected" if mutant.hangs else "red"
+    return "HUNG" if all(" hung " in fault for fault in faults) else "GREEN"
 
 
 def faults_of(tree: Path, mutant: Mutant) -> list[str]:
@@ -77,20 +88,24 @@ def faults_of(tree: Path, mutant: Mutant) -> list[str]:
         return [f"{mutant.name}: its snippet is in {mutant.file} {source.count(mutant.snippet)} times, not once"]
     file.write_text(source.replace(mutant.snippet, mutant.replacement), encoding="utf-8")
     try:
-        faults = [(test, fault_of(*run_tests(tree, [test]))) for test in mutant.tests]
+        faults = [(test, fault_of(*run_tests(tree, [test]), mutant.hangs)) for test in mutant.tests]
     finally:
         file.write_text(source, encoding="utf-8")
     return [f"{mutant.name}: {test} {fault}" for test, fault in faults if fault]
 
 
-def fault_of(code: int, report: str) -> str:
-    """What is wrong with a run that should have failed; empty when it did."""
+def fault_of(code: int, report: str, hangs: bool = False) -> str:
+    """What is wrong with a run that should have failed, or hung where it `hangs`; empty when it did."""
     if code == PASSED:
         return "passes"
     if code != FAILED:
         return f"does not run: pytest's exit code is {code}"
-    broken = _BROKEN.search(report)
-    return f"breaks with {broken[1]} instead of failing" if broken else ""
+    if broken := _BROKEN.search(report):
+        return f"breaks with {broken[1]} instead of failing"
+    hung = bool(_HUNG.search(report))
+    if hung and not hangs:
+        return "hung instead of failing"
+    return "fails at once, and is said to hang" if hangs and not hung else ""
 
 
 def run_tests(tree: Path, tests: Iterable[str]) -> tuple[int, str]:
@@ -106,4 +121,4 @@ def run_tests(tree: Path, tests: Iterable[str]) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -57,7 +57,10 @@ FRAMES = (
         "workers/kv_transfer/incoming.py",
         "            digest.require(claimed)\n        return",
         "            pass\n        return",
-        ("tests/workers/kv_transfer/test_pulled_frames.py::test_kv_that_changed_after_it_was_hashed_is_refused",),
+        (
+            "tests/workers/kv_transfer/test_pulled_frames.py::test_kv_that_changed_after_it_was_hashed_is_refused",
+            "tests/schedules/test_damage.py::test_a_bit_that_flips_in_a_payload_is_noticed_however_it_goes[0.6-True]",
+        ),
     ),
     Mutant(
         "rows that a sender tells of lie in the memory that it shares",
@@ -88,6 +91,7 @@ FRAMES = (
             "tests/workers/kv_transfer/test_shm.py"
             "::test_what_another_process_has_in_place_of_a_segment_is_not_waited_for",
         ),
+        hangs=True,
     ),
     Mutant(
         "a dead worker's pool is unmapped beside the loop",
@@ -128,6 +132,25 @@ FRAMES = (
         "                calls.pop(number, None)",
         "                pass",
         ("tests/workers/test_rpc_stream.py::test_giving_up_while_the_answer_is_on_its_way_costs_the_others_nothing",),
+    ),
+    Mutant(
+        "a call that is late ends its stream for all that are on it",
+        "D3",
+        "workers/rpc_stream.py",
+        "stream.leave()",
+        "stream.give_up(number)",
+        (
+            "tests/workers/test_rpc_stream_troubles.py"
+            "::test_a_call_that_is_late_fails_those_beside_it_at_once_so_that_they_are_sent_anew",
+        ),
+    ),
+    Mutant(
+        "a call that is given up here is given up there",
+        "A1",
+        "workers/rpc_stream.py",
+        "            stream.give_up(number)\n",
+        "",
+        ("tests/workers/test_rpc_stream_troubles.py::test_a_call_that_is_cancelled_costs_those_beside_it_nothing",),
     ),
     Mutant(
         "what was packed goes with the error that kept it from being sent",

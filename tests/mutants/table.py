@@ -11,6 +11,7 @@ from tests.mutants.death import DEATH
 from tests.mutants.door import DOOR
 from tests.mutants.frames import FRAMES
 from tests.mutants.front import FRONT
+from tests.mutants.injected import INJECTED
 from tests.mutants.jobs import JOBS
 from tests.mutants.layouts import LAYOUTS
 from tests.mutants.meaning import MEANING
@@ -29,6 +30,7 @@ MUTANTS = (
     *DEATH,
     *COPIES,
     *FRAMES,
+    *INJECTED,
     *LAYOUTS,
     *WEIGHTS,
     *OPERATIONS,

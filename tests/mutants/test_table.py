@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+from dataclasses import replace
 
 import pytest
 
-from tests.mutants.__main__ import ROOT, fault_of, faults_of
+from tests.mutants.__main__ import ROOT, fault_of, faults_of, outcome_of
 from tests.mutants.mutant import Mutant
 from tests.mutants.scenarios import SCENARIOS
 from tests.mutants.table import MUTANTS
@@ -58,6 +59,27 @@ def test_a_defence_counts_as_tested_when_its_test_fails_without_it_and_not_when_
 def test_a_run_that_passes_or_has_no_tests_is_no_proof():
     assert fault_of(0, "1 passed") == "passes"
     assert fault_of(4, "not found") == "does not run: pytest's exit code is 4"
+
+
+@pytest.mark.parametrize("method", ["signal", "thread"])
+def test_a_test_that_only_hangs_is_no_proof_unless_its_row_says_so(tmp_path, monkeypatch, method):
+    monkeypatch.setattr("tests.mutants.__main__.TIMEOUT_S", 1)
+    (tmp_path / "pyproject.toml").write_text(f"[tool.pytest.ini_options]\ntimeout_method = '{method}'\n")
+    (tmp_path / "code.py").write_text("PAUSE_S = 0\n")
+    test = "import time\nfrom code import PAUSE_S\n\ndef test_it():\n    time.sleep(PAUSE_S)\n"
+    (tmp_path / "test_it.py").write_text(test)
+    mutant = Mutant("haste", "", "code.py", "= 0", "= 60", ("test_it.py::test_it",))
+    found = faults_of(tmp_path, mutant)
+    assert found == ["haste: test_it.py::test_it hung instead of failing"]
+    assert outcome_of(mutant, found) == "HUNG"
+    expected = replace(mutant, hangs=True)
+    assert faults_of(tmp_path, expected) == []
+    assert outcome_of(expected, []) == "hung, as expected"
+
+
+def test_what_fails_at_once_is_not_said_to_hang():
+    assert fault_of(1, "E   AssertionError", hangs=True) == "fails at once, and is said to hang"
+    assert fault_of(1, "E   AssertionError: a timeout") == ""
 
 
 def test_a_snippet_that_is_gone_is_a_fault(tmp_path):

@@ -19,10 +19,11 @@ from router.router import Router
 from router.structured import grammar_of
 from router.text import TextService
 from tests.prompts import MODEL, questions, tokenizer
+from tests.workers.real_workers import answer
 from workers.config import Role, TransferConfig, WorkerConfig
 from workers.kv_transfer.local import LocalTransport
 from workers.kv_transfer.transports import Transports
-from workers.request import FinishReason, SamplingParams, TokenLogprobs
+from workers.request import FinishReason, Request, SamplingParams, TokenLogprobs
 from workers.rpc import GrpcNetwork
 from workers.worker import Worker
 
@@ -73,6 +74,13 @@ CASES: dict[str, Case] = {
     "exactly a block": (prompt_of(9, BLOCK_SIZE), GREEDY, ()),
     "block plus one": (prompt_of(10, BLOCK_SIZE + 1), GREEDY, ()),
 }  # fmt: skip
+# Whose first blocks both sides know from answers before, or only one of them: what P may skip, and what D may.
+CACHED = 2 * BLOCK_SIZE
+HITS: dict[str, tuple[Case, int, int]] = {
+    "known to both": (CASES["greedy"], CACHED, CACHED),
+    "known to prefill": ((CASES["max_tokens 1"][0], GREEDY, ()), CACHED, 0),
+    "known to decode": ((prompt_of(11), GREEDY, ()), 0, CACHED),
+}
 
 
 @asynccontextmanager
@@ -89,10 +97,10 @@ async def cluster(roles: Sequence[Role], transport: str) -> AsyncIterator[tuple[
             stack.push_async_callback(worker.stop)
             workers[role] = worker
         config = RouterConfig(heartbeat_s=0.5)
-        pool = WorkerPool([worker.address for worker in workers.values()], "router-1", config, GrpcNetwork())
+        pool = WorkerPool([worker.address for worker in workers.values()], "router", config, GrpcNetwork())
         await pool.start()
         stack.push_async_callback(pool.stop)
-        router = Router(pool, config, "router-1")
+        router = Router(pool, config, "router")
         stack.push_async_callback(router.stop)
         yield TextService(router, tokenizer(), ["smol"], max_model_len=512, vocab_size=49152), workers
 
@@ -134,16 +142,18 @@ def require_same_scores(mine: Sequence[TokenLogprobs], others: Sequence[TokenLog
         assert (one.logprob, *one.top_logprobs) == pytest.approx((other.logprob, *other.top_logprobs), abs=1e-3)
 
 
-async def all_cases(text: TextService) -> dict[str, list[TextChunk]]:
-    answers = await asyncio.gather(*(complete(text, case, name.replace(" ", "-")) for name, case in CASES.items()))
-    return dict(zip(CASES, answers, strict=True))
+async def answers_to(text: TextService, cases: dict[str, Case]) -> dict[str, list[TextChunk]]:
+    answers = await asyncio.gather(*(complete(text, case, name.replace(" ", "-")) for name, case in cases.items()))
+    return dict(zip(cases, answers, strict=True))
 
 
 @cache
 def colocated() -> dict[str, list[TextChunk]]:
     async def main() -> dict[str, list[TextChunk]]:
         async with cluster(["colocated"], "grpc") as (text, _):
-            return await all_cases(text)
+            return await answers_to(text, CASES) | await answers_to(
+                text, {name: case for name, (case, _, _) in HITS.items()}
+            )
 
     torch.set_num_threads(1)
     return asyncio.run(main())
@@ -157,7 +167,7 @@ def test_handed_over_is_colocated(transport):
     async def main() -> None:
         async with cluster(["prefill", "decode"], transport) as (text, workers):
             decode = workers["decode"]
-            answers = await all_cases(text)
+            answers = await answers_to(text, CASES)
             for name, chunks in answers.items():
                 assert answer_of(chunks) == answer_of(expected[name]), name
                 require_same_scores(*([s for c in some for s in c.logprobs] for some in (chunks, expected[name])))
@@ -172,7 +182,7 @@ def test_handed_over_is_colocated(transport):
             prompt, params, _ = CASES["greedy"]
             (ended,) = answer_of(await complete(text, (prompt, params, (stop,)), "stop")).values()
             assert (len(ended[0]), ended[1], ended[2]) == (1, "", FinishReason.STOP)
-            await require_hits(text, workers, answers)
+            await require_hits(text, workers)
             await until_free(workers)
 
     torch.set_num_threads(1)
@@ -187,17 +197,19 @@ async def until_free(workers: dict[str, Worker]) -> None:
         worker.engine.check_integrity()
 
 
-async def require_hits(text: TextService, workers: dict[str, Worker], answers: dict[str, list[TextChunk]]) -> None:
-    """A prefix known to both sides, and one that only prefill knows, cost what they should and change no answer."""
+async def require_hits(text: TextService, workers: dict[str, Worker]) -> None:
+    """What either side knows of a prompt costs it nothing again, and changes no answer."""
     decode, prefill = workers["decode"], workers["prefill"]
-    token_bytes = decode.layout.token_bytes
-    for name, known in (("greedy", 2 * BLOCK_SIZE), ("max_tokens 1", 0)):
-        prompt, params, _ = CASES[name]
+    prompt, params, _ = HITS["known to decode"][0]
+    await answer(decode, Request("alone", prompt, params))
+    for name, (case, by_prefill, by_decode) in HITS.items():
+        num_tokens = len(case[0])
         await until_free(workers)
-        longer = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
         received, computed = decode.decode.num_bytes_received, prefill.engine.num_prompt_tokens_computed
-        chunks = await complete(text, (prompt, longer, ()), "again")
-        assert decode.decode.num_bytes_received - received == (len(prompt) - known) * token_bytes
-        assert prefill.engine.num_prompt_tokens_computed - computed == len(prompt) - 2 * BLOCK_SIZE
-        assert chunks[-1].num_cached_tokens == 2 * BLOCK_SIZE
-        assert answer_of(chunks)[0][0][: params.max_tokens] == answer_of(answers[name])[0][0]
+        chunks = await complete(text, case, "again")
+        num_received = (decode.decode.num_bytes_received - received) / decode.layout.token_bytes
+        assert num_received == num_tokens - by_decode, name
+        assert prefill.engine.num_prompt_tokens_computed - computed == num_tokens - by_prefill, name
+        assert chunks[-1].num_cached_tokens == by_prefill, name
+        assert answer_of(chunks) == answer_of(colocated()[name]), name
+        assert len(answer_of(chunks)[0][0]) == GREEDY.max_tokens

@@ -16,6 +16,7 @@ from router.router import _RETRYABLE, Router
 from tests.factories import sim_cluster
 from tests.schedules.answer import Answer
 from tests.schedules.schedule import ROUTER, Ask, Event, Kill, Pause, Schedule, Spoil
+from tests.schedules.shared_frames import SharedFrames
 from workers.errors import KVFerryError
 from workers.request import Request
 
@@ -66,6 +67,7 @@ class _Play:
         self.served = asyncio.Event()
         # Those who read from the router that is there.
         self.readers: dict[asyncio.Task[None], None] = {}
+        self.shared_frames = SharedFrames()
 
     async def main(self) -> Outcome:
         schedule = self.schedule
@@ -93,8 +95,7 @@ class _Play:
 
     async def _happen(self, number: int, event: Event) -> None:
         if isinstance(event, Spoil):
-            method = "PutShared" if event.method == "Put" and self.schedule.pulls else event.method
-            self.cluster.network.fault(method, fault_of(event), answers=event.answers, skip=event.nth, count=1)
+            self._spoil(event)
             return
         await asyncio.sleep(event.at_s)
         if isinstance(event, Ask):
@@ -104,6 +105,14 @@ class _Play:
             await self._kill_router(event)
         elif event.name in self.cluster.alive():
             await (self._kill(event) if isinstance(event, Kill) else self._pause(event))
+
+    def _spoil(self, event: Spoil) -> None:
+        method, fault = event.method, fault_of(event)
+        if method == "Put" and self.schedule.pulls:
+            method = "PutShared"
+            if event.how == "flip":
+                fault = self.shared_frames.flip(event.amount, bit_of(event))
+        self.cluster.network.fault(method, fault, answers=event.answers, skip=event.nth, count=1)
 
     async def _kill(self, event: Kill) -> None:
         await self.cluster.kill(event.name)
@@ -195,7 +204,11 @@ def fault_of(spoil: Spoil) -> Fault:
         case "truncate":
             return lambda data: truncate(int(spoil.amount * len(data)))(data)
         case "flip":
-            return lambda data: corrupt(int(spoil.amount * len(data)), 1 << int(spoil.amount * 1024) % 8)(data)
+            return lambda data: corrupt(int(spoil.amount * len(data)), bit_of(spoil))(data)
+
+
+def bit_of(spoil: Spoil) -> int:
+    return 1 << int(spoil.amount * 1024) % 8
 
 
 def heavy_tailed(rng: random.Random, num_bytes: int) -> float:

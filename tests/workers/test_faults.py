@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -150,19 +151,47 @@ def test_a_refused_reserve_waits_or_goes_elsewhere():
     on_cluster(script, {"fault": "refuse_reserve", "count": 50, "worker": "d0"})
 
 
-def test_a_paused_heartbeat_costs_the_lease_and_no_answer():
+def test_a_worker_whose_heartbeat_pauses_is_gone_around_until_it_is_over():
     async def script(cluster: SimCluster) -> None:
-        await asyncio.sleep(1.5)
+        received = cluster.workers["d0"].decode
+        await asyncio.sleep(4)
         answers = await asyncio.gather(*(cluster.ask(prompt_of(20, i), LONG, f"r{i}") for i in range(8)))
         assert answers == [expected_tokens(prompt_of(20, i), LONG) for i in range(8)]
+        assert received.num_frames_received == 0
+        await asyncio.sleep(14)
+        await asyncio.gather(*(cluster.ask(prompt_of(20, i), LONG, f"again{i}") for i in range(8)))
+        assert received.num_frames_received > 0
 
     on_cluster(script, {"fault": "pause_heartbeat", "worker": "d0", "after_s": 1, "for_s": 14})
 
 
-def test_a_worker_is_killed_when_it_gets_to_the_step_for_the_time_that_was_said():
+def test_a_hand_off_whose_renewals_pause_loses_its_lease_and_no_answer(caplog):
+    """To a router that asks more seldom, nothing is the matter with the worker."""
+
     async def main() -> None:
-        killed: list[str] = []
-        faults = Faults(faults_of({"fault": "kill", "at": "commit", "skip": 2}), "d0", lambda: killed.append("killed"))
+        faults = faults_of({"fault": "pause_heartbeat", "worker": "d0", "after_s": 1, "for_s": 14})
+        slow: dict[str, Any] = {"router": {"heartbeat_s": 60}, "transfer": {"lease_s": 3}, "step_s": lambda batch: 1.0}
+        async with sim_cluster(decode=2, idle_within_s=25, faults=faults, **slow) as cluster:
+            await asyncio.sleep(1.5)
+            asking = asyncio.create_task(cluster.ask(prompt_of(150), GREEDY))
+            await asyncio.sleep(2.5)
+            first = cluster.workers["d0"].stats()
+            assert (first.num_waiting_for_kv, first.blocks_reserved > 0) == (1, True)
+            await asyncio.sleep(1)
+            assert "within the lease of 3.0 s" in caplog.text
+            later = cluster.workers["d0"].stats()
+            assert (later.num_waiting_for_kv, later.blocks_reserved) == (0, 0)
+            assert await asking == expected_tokens(prompt_of(150), GREEDY)
+
+    run(main())
+
+
+def test_a_worker_is_killed_when_it_gets_to_the_step_for_the_time_that_was_said(monkeypatch):
+    killed: list[str] = []
+    monkeypatch.setattr("workers.faults.kill_process", lambda: killed.append("killed"))
+
+    async def main() -> None:
+        faults = Faults(faults_of({"fault": "kill", "at": "commit", "skip": 2}), "d0")
         for _ in range(2):
             faults.reach("commit")
             faults.reach("frame")

@@ -69,7 +69,7 @@ def test_any_number_of_ranks_hands_over_to_any_other(tmp_path: Path) -> None:
 
 
 def test_ranks_that_share_a_kv_head_send_it_once_and_get_it_both(tmp_path: Path) -> None:
-    hand_around(llama(1), tmp_path, ["one", "two", "one"], {"one": ONE, "two": TWO})
+    hand_around(llama(1), tmp_path, ["one", "two", "two_more", "one"], {"one": ONE, "two": TWO, "two_more": TWO})
 
 
 @pytest.mark.slow
