@@ -15,6 +15,7 @@ from tests.mutants.jobs import JOBS
 from tests.mutants.layouts import LAYOUTS
 from tests.mutants.meaning import MEANING
 from tests.mutants.operations import OPERATIONS
+from tests.mutants.pairs import PAIRS
 from tests.mutants.pressure import PRESSURE
 from tests.mutants.replicas import COPIES
 from tests.mutants.routing import ROUTING
@@ -32,6 +33,7 @@ MUTANTS = (
     *LAYOUTS,
     *WEIGHTS,
     *OPERATIONS,
+    *PAIRS,
     *ROUTING,
     *DOOR,
     *FRONT,
