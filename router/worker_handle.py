@@ -121,6 +121,11 @@ class WorkerHandle:
             outputs = (await call(answer)).outputs
         return [output_from_pb(output) for output in outputs]
 
+    async def connect(self, decode: WorkerHandle) -> None:
+        """Let it connect to whom it may send KV. LayoutMismatchError when it cannot send any."""
+        message = worker_pb2.ConnectPeerRequest(address=decode.address, incarnation=decode.stats.incarnation)
+        await call(self._stub.ConnectPeer(message, timeout=self._config.rpc_timeout_s))
+
     async def submit(self, request: Request) -> None:
         message = worker_pb2.SubmitRequest(request=request_to_pb(request), replica_address=request.replica_address)
         answer = self._stub.Submit(message, timeout=self._config.rpc_timeout_s)
@@ -267,12 +272,7 @@ class WorkerHandle:
     def _deliver(self, outputs: Sequence[worker_pb2.TokenOutput]) -> None:
         for output in outputs:
             if waiting := self._outputs.get(output.request_id):
-                try:
-                    waiting.put(output_from_pb(output))
-                except Exception as exc:  # Of another version, say. It is that request's alone.
-                    logger.exception("%s: an output of %s cannot be read", output.request_id, self.name)
-                    why = f"{type(exc).__name__}: {exc}; start routers and workers from one version"
-                    waiting.fail(UnavailableError(f"an output of worker {self.name} cannot be read here: {why}"))
+                waiting.take(output)
 
     def _note_change(self) -> None:
         if self.reachable:

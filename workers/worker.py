@@ -116,6 +116,11 @@ class Worker:
         self._check(request)
         return await self._prefill.prefill(request, grant)
 
+    async def connect(self, address: str, incarnation: str) -> None:
+        """To a worker that KV may go to from here. Raises LayoutMismatchError when it cannot, StaleGrantError,
+        UnavailableError or DeadlineError."""
+        await self._peers.known(address, incarnation)
+
     def submit(self, request: Request) -> None:
         self._check(request)
         self.outputs.expect(request.router_id)
@@ -140,6 +145,7 @@ class Worker:
                 transport=peer.transport,
                 address=peer.address,
                 checksum=transfer.checksum,
+                why=peer.why,
             )
             for peer in self._peers.connected
         )

@@ -140,9 +140,9 @@ FRAMES = (
     Mutant(
         "decode workers that no prefill worker's KV is for get no requests",
         "E2",
-        "router/pool.py",
-        "if not known or worker.stats.fingerprint in known]",
-        "if True]",
+        "router/pairs.py",
+        "if prefill.stats.fingerprint != decode.stats.fingerprint:",
+        "if False:",
         ("tests/router/test_strangers.py::test_a_decode_worker_with_other_weights_gets_no_requests_and_is_named",),
     ),
 )

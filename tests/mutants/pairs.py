@@ -19,8 +19,8 @@ PAIRS = (
     Mutant(
         "one output that cannot be read takes no others with it",
         "E5",
-        HANDLE,
-        "except Exception as exc:  # Of another version",
+        "router/outputs.py",
+        "except Exception as exc:  # Of a worker",
         "except ZeroDivisionError as exc:  #",
         (f"{LISTENERS}::test_an_output_that_cannot_be_read_costs_its_own_request_a_try_and_no_other",),
     ),

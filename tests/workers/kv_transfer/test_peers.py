@@ -143,6 +143,7 @@ def test_who_still_has_a_peer_that_was_replaced_is_told_so():
         await stage.decode.stop()
         await stage.launch()
         await stage.peers.get(stage.grant(NEW))
+        await asyncio.sleep(0.01)
         packed = old.pack(unsent(Frame(1, OLD, 0, 1, 0, 1, bytes(2))))
         for asked in (old.release(1, ""), old.renew([1], 1.0), old.commit(pb.CommitRequest()), old.send(packed)):
             with pytest.raises(UnavailableError, match="another incarnation"):

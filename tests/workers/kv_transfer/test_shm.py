@@ -20,6 +20,7 @@ from cluster.sim.loop import run
 from cluster.sim.network import SimNetwork
 from tests.workers.kv_transfer.unsent import unsent
 from workers.errors import DeadlineError, FrameError
+from workers.kv_transfer.base import Refusal
 from workers.kv_transfer.frame import Buffer, Frame, decode
 from workers.kv_transfer.kv_rows import KVRows
 from workers.kv_transfer.segment import Mappings, Segment, when_ended
@@ -180,8 +181,13 @@ def test_what_this_host_cannot_read_is_not_accepted():
     segment = Segment(1)
     place = segment.place
     segment.close()
-    assert not transport.accepts(place)
-    assert not transport.accepts(b"nonsense")
+    host = transport.offer()[:16]
+    gone = transport.refusal(host + place)
+    assert gone is not None
+    assert gone.is_fault
+    assert "on the same host, but the shared memory of process" in gone.reason
+    assert transport.refusal(bytes(range(16)) + place) == Refusal("it is on another host")
+    assert transport.refusal(b"nonsense") == Refusal("it is on another host")
 
 
 def test_what_was_packed_and_never_sent_leaves_nothing_open():
