@@ -192,7 +192,7 @@ class Worker:
                 f"max_num_seqs ({self.config.max_num_seqs}), and 1 of an answer that has begun",
                 param="n",
             )
-        needed = blocks.blocks_for(request.num_tokens + 1) + n - 1
+        needed = blocks.blocks_for_choices(request.num_tokens, n)
         if needed > blocks.num_blocks:
             raise InvalidRequestError(
                 f"{request.request_id}: {n} choices after {request.num_tokens} tokens need {needed} KV blocks, and a "

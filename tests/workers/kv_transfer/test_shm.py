@@ -199,3 +199,18 @@ def test_what_was_packed_and_never_sent_leaves_nothing_open():
     del packed
     gc.collect()
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_process_is_watched_once_however_often_its_last_mapping_goes(monkeypatch):
+    monkeypatch.setattr("workers.kv_transfer.segment._MAX_MAPPINGS", 1)
+    # As processes of another number would have it: whose segment it is tells the first field of its place.
+    monkeypatch.setattr("workers.kv_transfer.segment._map", lambda pid, fd, token: memoryview(bytes(8192)))
+    watched: list[int] = []
+    mappings = Mappings(watched.append)
+    places = [struct.pack("<II16sQ", pid, 3, bytes([pid, at]) + bytes(14), 8) for at in range(4) for pid in (5, 6)]
+    for place in places:
+        mappings.memory(place)
+    assert watched == [5, 6]
+    mappings.forget(5)
+    mappings.memory(places[0])
+    assert watched == [5, 6, 5]
