@@ -36,7 +36,7 @@ FRAMES = (
         "a frame that was refused does not count as received",
         "B8",
         "workers/decode.py",
-        "hand_off.received.remove(taken)",
+        "hand_off.received.remove(header)",
         "pass",
         (f"{CHECKSUM_TESTS}::test_a_damaged_payload_is_refused_by_every_transport_and_the_true_one_arrives",),
     ),
