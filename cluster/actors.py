@@ -125,8 +125,9 @@ class RouterProcess(Process):
             return status.http_endpoint, status.grpc_endpoint
 
     async def ready(self, cluster_phases: Phases) -> None:
-        """The whole cluster is, after these."""
+        """The whole cluster is, after these. Raises LayoutMismatchError when no two workers can exchange KV."""
         assert self._server is not None, "start comes first"
+        self._server.require_pair()
         self._server.server.cluster_start_phases = cluster_phases
 
     async def unheard(self, within_s: float) -> list[str]:

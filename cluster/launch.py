@@ -219,7 +219,9 @@ class Cluster:
             return Health.SILENT
         except ray.exceptions.ActorDiedError:
             return Health.DEAD
-        except ray.exceptions.ActorUnavailableError:
+        except ray.exceptions.RayError as exc:
+            # Whatever it is, it is this one's trouble: asked again, and ended if it stays silent.
+            logger.warning("%s: no beat: %s", name, exc)
             del self._beats[name]
             return Health.SILENT
         del self._beats[name]

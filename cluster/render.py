@@ -14,6 +14,8 @@ from protos import router_pb2, worker_pb2
 
 _BLOCKS = ("blocks_total", "blocks_free", "blocks_cached", "blocks_reserved", "blocks_in_use", "blocks_quarantined")
 _SUMS = (*_BLOCKS, "num_running", "num_waiting")
+# Of pairs of workers, in words.
+_MOST_SHOWN = 4
 _STATES = {
     router_pb2.WORKER_STATE_READY: "ready",
     router_pb2.WORKER_STATE_UNREACHABLE: "unreachable",
@@ -72,6 +74,7 @@ def _worker_object(worker: router_pb2.WorkerStatus) -> dict[str, Any]:
         "role": stats.role,
         "state": _STATES.get(worker.state, "unknown"),
         "refused": worker.refused,
+        "unfit": list(worker.unfit),
         "address": worker.address,
         "pid": stats.pid,
         "node": stats.node,
@@ -88,6 +91,7 @@ def _worker_object(worker: router_pb2.WorkerStatus) -> dict[str, Any]:
                 "transport": peer.transport,
                 "address": peer.address,
                 "checksum": peer.checksum,
+                "why": peer.why,
             }
             for peer in stats.peers
         ],
@@ -99,8 +103,24 @@ def status_title(status: router_pb2.GetStatusResponse) -> str:
     models = ", ".join(status.served_model_names)
     place = f"{status.name} is {ready}: {models} at {status.http_endpoint}, gRPC {status.grpc_endpoint}"
     ways = (f"{one.name} routes by {one.policy}, {one.num_indexed_blocks} blocks known" for one in status.routers)
-    refused = (worker.refused for worker in status.workers if worker.refused)
-    return "\n".join((place, *ways, *_start_lines(status), *refused))
+    return "\n".join((place, *ways, *_start_lines(status), *_pair_lines(status)))
+
+
+def _pair_lines(status: router_pb2.GetStatusResponse) -> Iterator[str]:
+    """Who gets no requests, which pairs cannot exchange KV, and why KV goes by no better transport, each once."""
+    for worker in status.workers:
+        if worker.refused:
+            yield worker.refused
+        else:
+            yield from (f"no KV goes {reason}" for reason in worker.unfit[:_MOST_SHOWN])
+    names = _names(status)
+    found: dict[str, list[str]] = {}
+    for worker in status.workers:
+        for peer in worker.stats.peers:
+            if peer.why:
+                pair = f"{worker.stats.name} to {names.get(peer.incarnation) or peer.address}"
+                found.setdefault(f"{peer.transport}, {peer.why}", []).append(pair)
+    yield from (f"KV goes by {way}: from {', '.join(pairs[:_MOST_SHOWN])}" for way, pairs in found.items())
 
 
 def _start_lines(status: router_pb2.GetStatusResponse) -> Iterator[str]:
@@ -127,7 +147,7 @@ def status_table(status: router_pb2.GetStatusResponse) -> Table:
     table = _table(
         "worker", "state", "pid", "cores", "weights", "running", "waiting", "free", "cached", "taken", "KV by"
     )
-    names = {worker.stats.incarnation: worker.stats.name for worker in status.workers}
+    names = _names(status)
     for worker in status.workers:
         stats = worker.stats
         cells = (
@@ -186,6 +206,11 @@ def audit_verdict(report: Report) -> str:
         return "\n".join((f"{len(report.findings)} things do not add up:", *map(str, report.findings)))
     num_requests = sum(len(audit.attempts) for audit in report.audits)
     return f"clean: every block has one owner or none, and every owner is one of {num_requests} requests under way"
+
+
+def _names(status: router_pb2.GetStatusResponse) -> dict[str, str]:
+    """Of the workers, by their incarnations."""
+    return {worker.stats.incarnation: worker.stats.name for worker in status.workers}
 
 
 def _way(peer: worker_pb2.PeerStats) -> str:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import worker_pb2 as protos_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/kv_transfer.proto\x12\nkvferry.v1\x1a\x13protos/worker.proto\"\xce\x01\n\x08KVLayout\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nnum_layers\x18\x03 \x01(\x05\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\x05\x12\x10\n\x08head_dim\x18\x05 \x01(\x05\x12\x12\n\nblock_size\x18\x06 \x01(\x05\x12\r\n\x05\x64type\x18\x07 \x01(\tJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\nR\x14tensor_parallel_sizeR\x14tensor_parallel_rank\"\xc4\x01\n\x0e\x43onnectRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12$\n\x06layout\x18\x02 \x01(\x0b\x32\x14.kvferry.v1.KVLayout\x12\x36\n\x06offers\x18\x03 \x03(\x0b\x32&.kvferry.v1.ConnectRequest.OffersEntry\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x08\x1a-\n\x0bOffersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"q\n\x0f\x43onnectResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12$\n\x06layout\x18\x02 \x01(\x0b\x32\x14.kvferry.v1.KVLayout\x12\x0f\n\x07\x63redits\x18\x03 \x01(\x05\x12\x12\n\ntransports\x18\x04 \x03(\t\"\x8b\x02\n\rCommitRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x45\n\x0f\x66irst_token_ids\x18\x03 \x03(\x0b\x32,.kvferry.v1.CommitRequest.FirstTokenIdsEntry\x12\x12\n\nnum_frames\x18\x04 \x01(\r\x12\x11\n\tnum_bytes\x18\x05 \x01(\x04\x12\x12\n\ntransfer_s\x18\x06 \x01(\x01\x12\x1b\n\x13transfer_unhidden_s\x18\x07 \x01(\x01\x1a\x34\n\x12\x46irstTokenIdsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"\x10\n\x0e\x43ommitResponse\"G\n\x0eReleaseRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x11\n\x0fReleaseResponse\"6\n\x0cRenewRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tgrant_ids\x18\x02 \x03(\x04\"\'\n\rRenewResponse\x12\x16\n\x0elost_grant_ids\x18\x01 \x03(\x04\"=\n\x15ReserveReplicaRequest\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.kvferry.v1.Request\":\n\x16ReserveReplicaResponse\x12 \n\x05grant\x18\x01 \x01(\x0b\x32\x11.kvferry.v1.Grant2\xf3\x02\n\x11KVTransferService\x12\x42\n\x07\x43onnect\x12\x1a.kvferry.v1.ConnectRequest\x1a\x1b.kvferry.v1.ConnectResponse\x12?\n\x06\x43ommit\x12\x19.kvferry.v1.CommitRequest\x1a\x1a.kvferry.v1.CommitResponse\x12\x42\n\x07Release\x12\x1a.kvferry.v1.ReleaseRequest\x1a\x1b.kvferry.v1.ReleaseResponse\x12<\n\x05Renew\x12\x18.kvferry.v1.RenewRequest\x1a\x19.kvferry.v1.RenewResponse\x12W\n\x0eReserveReplica\x12!.kvferry.v1.ReserveReplicaRequest\x1a\".kvferry.v1.ReserveReplicaResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/kv_transfer.proto\x12\nkvferry.v1\x1a\x13protos/worker.proto\"\xce\x01\n\x08KVLayout\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nnum_layers\x18\x03 \x01(\x05\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\x05\x12\x10\n\x08head_dim\x18\x05 \x01(\x05\x12\x12\n\nblock_size\x18\x06 \x01(\x05\x12\r\n\x05\x64type\x18\x07 \x01(\tJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\nR\x14tensor_parallel_sizeR\x14tensor_parallel_rank\"\xc4\x01\n\x0e\x43onnectRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12$\n\x06layout\x18\x02 \x01(\x0b\x32\x14.kvferry.v1.KVLayout\x12\x36\n\x06offers\x18\x03 \x03(\x0b\x32&.kvferry.v1.ConnectRequest.OffersEntry\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x08\x1a-\n\x0bOffersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"+\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x10\n\x08is_fault\x18\x02 \x01(\x08\"\xf1\x01\n\x0f\x43onnectResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12$\n\x06layout\x18\x02 \x01(\x0b\x32\x14.kvferry.v1.KVLayout\x12\x0f\n\x07\x63redits\x18\x03 \x01(\x05\x12\x12\n\ntransports\x18\x04 \x03(\t\x12\x39\n\x07refused\x18\x05 \x03(\x0b\x32(.kvferry.v1.ConnectResponse.RefusedEntry\x1a\x43\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.kvferry.v1.Refusal:\x02\x38\x01\"\x8b\x02\n\rCommitRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x45\n\x0f\x66irst_token_ids\x18\x03 \x03(\x0b\x32,.kvferry.v1.CommitRequest.FirstTokenIdsEntry\x12\x12\n\nnum_frames\x18\x04 \x01(\r\x12\x11\n\tnum_bytes\x18\x05 \x01(\x04\x12\x12\n\ntransfer_s\x18\x06 \x01(\x01\x12\x1b\n\x13transfer_unhidden_s\x18\x07 \x01(\x01\x1a\x34\n\x12\x46irstTokenIdsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"\x10\n\x0e\x43ommitResponse\"G\n\x0eReleaseRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x11\n\x0fReleaseResponse\"6\n\x0cRenewRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tgrant_ids\x18\x02 \x03(\x04\"\'\n\rRenewResponse\x12\x16\n\x0elost_grant_ids\x18\x01 \x03(\x04\"=\n\x15ReserveReplicaRequest\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.kvferry.v1.Request\":\n\x16ReserveReplicaResponse\x12 \n\x05grant\x18\x01 \x01(\x0b\x32\x11.kvferry.v1.Grant2\xf3\x02\n\x11KVTransferService\x12\x42\n\x07\x43onnect\x12\x1a.kvferry.v1.ConnectRequest\x1a\x1b.kvferry.v1.ConnectResponse\x12?\n\x06\x43ommit\x12\x19.kvferry.v1.CommitRequest\x1a\x1a.kvferry.v1.CommitResponse\x12\x42\n\x07Release\x12\x1a.kvferry.v1.ReleaseRequest\x1a\x1b.kvferry.v1.ReleaseResponse\x12<\n\x05Renew\x12\x18.kvferry.v1.RenewRequest\x1a\x19.kvferry.v1.RenewResponse\x12W\n\x0eReserveReplica\x12!.kvferry.v1.ReserveReplicaRequest\x1a\".kvferry.v1.ReserveReplicaResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,6 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CONNECTREQUEST_OFFERSENTRY']._loaded_options = None
   _globals['_CONNECTREQUEST_OFFERSENTRY']._serialized_options = b'8\001'
+  _globals['_CONNECTRESPONSE_REFUSEDENTRY']._loaded_options = None
+  _globals['_CONNECTRESPONSE_REFUSEDENTRY']._serialized_options = b'8\001'
   _globals['_COMMITREQUEST_FIRSTTOKENIDSENTRY']._loaded_options = None
   _globals['_COMMITREQUEST_FIRSTTOKENIDSENTRY']._serialized_options = b'8\001'
   _globals['_KVLAYOUT']._serialized_start=62
@@ -42,26 +44,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONNECTREQUEST']._serialized_end=467
   _globals['_CONNECTREQUEST_OFFERSENTRY']._serialized_start=422
   _globals['_CONNECTREQUEST_OFFERSENTRY']._serialized_end=467
-  _globals['_CONNECTRESPONSE']._serialized_start=469
-  _globals['_CONNECTRESPONSE']._serialized_end=582
-  _globals['_COMMITREQUEST']._serialized_start=585
-  _globals['_COMMITREQUEST']._serialized_end=852
-  _globals['_COMMITREQUEST_FIRSTTOKENIDSENTRY']._serialized_start=800
-  _globals['_COMMITREQUEST_FIRSTTOKENIDSENTRY']._serialized_end=852
-  _globals['_COMMITRESPONSE']._serialized_start=854
-  _globals['_COMMITRESPONSE']._serialized_end=870
-  _globals['_RELEASEREQUEST']._serialized_start=872
-  _globals['_RELEASEREQUEST']._serialized_end=943
-  _globals['_RELEASERESPONSE']._serialized_start=945
-  _globals['_RELEASERESPONSE']._serialized_end=962
-  _globals['_RENEWREQUEST']._serialized_start=964
-  _globals['_RENEWREQUEST']._serialized_end=1018
-  _globals['_RENEWRESPONSE']._serialized_start=1020
-  _globals['_RENEWRESPONSE']._serialized_end=1059
-  _globals['_RESERVEREPLICAREQUEST']._serialized_start=1061
-  _globals['_RESERVEREPLICAREQUEST']._serialized_end=1122
-  _globals['_RESERVEREPLICARESPONSE']._serialized_start=1124
-  _globals['_RESERVEREPLICARESPONSE']._serialized_end=1182
-  _globals['_KVTRANSFERSERVICE']._serialized_start=1185
-  _globals['_KVTRANSFERSERVICE']._serialized_end=1556
+  _globals['_REFUSAL']._serialized_start=469
+  _globals['_REFUSAL']._serialized_end=512
+  _globals['_CONNECTRESPONSE']._serialized_start=515
+  _globals['_CONNECTRESPONSE']._serialized_end=756
+  _globals['_CONNECTRESPONSE_REFUSEDENTRY']._serialized_start=689
+  _globals['_CONNECTRESPONSE_REFUSEDENTRY']._serialized_end=756
+  _globals['_COMMITREQUEST']._serialized_start=759
+  _globals['_COMMITREQUEST']._serialized_end=1026
+  _globals['_COMMITREQUEST_FIRSTTOKENIDSENTRY']._serialized_start=974
+  _globals['_COMMITREQUEST_FIRSTTOKENIDSENTRY']._serialized_end=1026
+  _globals['_COMMITRESPONSE']._serialized_start=1028
+  _globals['_COMMITRESPONSE']._serialized_end=1044
+  _globals['_RELEASEREQUEST']._serialized_start=1046
+  _globals['_RELEASEREQUEST']._serialized_end=1117
+  _globals['_RELEASERESPONSE']._serialized_start=1119
+  _globals['_RELEASERESPONSE']._serialized_end=1136
+  _globals['_RENEWREQUEST']._serialized_start=1138
+  _globals['_RENEWREQUEST']._serialized_end=1192
+  _globals['_RENEWRESPONSE']._serialized_start=1194
+  _globals['_RENEWRESPONSE']._serialized_end=1233
+  _globals['_RESERVEREPLICAREQUEST']._serialized_start=1235
+  _globals['_RESERVEREPLICAREQUEST']._serialized_end=1296
+  _globals['_RESERVEREPLICARESPONSE']._serialized_start=1298
+  _globals['_RESERVEREPLICARESPONSE']._serialized_end=1356
+  _globals['_KVTRANSFERSERVICE']._serialized_start=1359
+  _globals['_KVTRANSFERSERVICE']._serialized_end=1730
 # @@protoc_insertion_point(module_scope)

@@ -44,17 +44,34 @@ class ConnectRequest(_message.Message):
     checksum: bool
     def __init__(self, incarnation: _Optional[str] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., offers: _Optional[_Mapping[str, bytes]] = ..., checksum: _Optional[bool] = ...) -> None: ...
 
+class Refusal(_message.Message):
+    __slots__ = ("reason", "is_fault")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_FAULT_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    is_fault: bool
+    def __init__(self, reason: _Optional[str] = ..., is_fault: _Optional[bool] = ...) -> None: ...
+
 class ConnectResponse(_message.Message):
-    __slots__ = ("incarnation", "layout", "credits", "transports")
+    __slots__ = ("incarnation", "layout", "credits", "transports", "refused")
+    class RefusedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Refusal
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     layout: KVLayout
     credits: int
     transports: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, incarnation: _Optional[str] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., credits: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+    refused: _containers.MessageMap[str, Refusal]
+    def __init__(self, incarnation: _Optional[str] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., credits: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., refused: _Optional[_Mapping[str, Refusal]] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("grant_id", "incarnation", "first_token_ids", "num_frames", "num_bytes", "transfer_s", "transfer_unhidden_s")

@@ -158,16 +158,18 @@ class Grant(_message.Message):
     def __init__(self, grant_id: _Optional[int] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., lease_s: _Optional[float] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class PeerStats(_message.Message):
-    __slots__ = ("incarnation", "transport", "address", "checksum")
+    __slots__ = ("incarnation", "transport", "address", "checksum", "why")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     transport: str
     address: str
     checksum: bool
-    def __init__(self, incarnation: _Optional[str] = ..., transport: _Optional[str] = ..., address: _Optional[str] = ..., checksum: _Optional[bool] = ...) -> None: ...
+    why: str
+    def __init__(self, incarnation: _Optional[str] = ..., transport: _Optional[str] = ..., address: _Optional[str] = ..., checksum: _Optional[bool] = ..., why: _Optional[str] = ...) -> None: ...
 
 class StartPhase(_message.Message):
     __slots__ = ("name", "seconds")
@@ -331,6 +333,18 @@ class AbortRequest(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AbortResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ConnectPeerRequest(_message.Message):
+    __slots__ = ("address", "incarnation")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    incarnation: str
+    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
+class ConnectPeerResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

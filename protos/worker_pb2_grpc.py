@@ -55,6 +55,11 @@ class WorkerServiceStub:
                 request_serializer=protos_dot_worker__pb2.SubmitRequest.SerializeToString,
                 response_deserializer=protos_dot_worker__pb2.SubmitResponse.FromString,
                 _registered_method=True)
+        self.ConnectPeer = channel.unary_unary(
+                '/kvferry.v1.WorkerService/ConnectPeer',
+                request_serializer=protos_dot_worker__pb2.ConnectPeerRequest.SerializeToString,
+                response_deserializer=protos_dot_worker__pb2.ConnectPeerResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/kvferry.v1.WorkerService/Abort',
                 request_serializer=protos_dot_worker__pb2.AbortRequest.SerializeToString,
@@ -103,6 +108,14 @@ class WorkerServiceServicer:
 
     def Submit(self, request, context):
         """Compute prompt and output here, without a hand-off (colocated).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ConnectPeer(self, request, context):
+        """Let this worker connect to one that it may send KV to, before there is any. FAILED_PRECONDITION, with the reason:
+        they cannot exchange KV.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,6 +170,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Submit,
                     request_deserializer=protos_dot_worker__pb2.SubmitRequest.FromString,
                     response_serializer=protos_dot_worker__pb2.SubmitResponse.SerializeToString,
+            ),
+            'ConnectPeer': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConnectPeer,
+                    request_deserializer=protos_dot_worker__pb2.ConnectPeerRequest.FromString,
+                    response_serializer=protos_dot_worker__pb2.ConnectPeerResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -288,6 +306,33 @@ class WorkerService:
             '/kvferry.v1.WorkerService/Submit',
             protos_dot_worker__pb2.SubmitRequest.SerializeToString,
             protos_dot_worker__pb2.SubmitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConnectPeer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.v1.WorkerService/ConnectPeer',
+            protos_dot_worker__pb2.ConnectPeerRequest.SerializeToString,
+            protos_dot_worker__pb2.ConnectPeerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,10 @@ class WorkerServiceStub:
     """Compute the prompt, push its KV to the grant's owner, answer with token 1."""
     Submit: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SubmitRequest, _worker_pb2.SubmitResponse]
     """Compute prompt and output here, without a hand-off (colocated)."""
+    ConnectPeer: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ConnectPeerRequest, _worker_pb2.ConnectPeerResponse]
+    """Let this worker connect to one that it may send KV to, before there is any. FAILED_PRECONDITION, with the reason:
+    they cannot exchange KV.
+    """
     Abort: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AbortRequest, _worker_pb2.AbortResponse]
     """Forget these requests and free what they hold. Unknown ids are no error."""
     StreamOutputs: _grpc.UnaryStreamMultiCallable[_worker_pb2.StreamOutputsRequest, _worker_pb2.StreamOutputsResponse]
@@ -60,6 +64,10 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Compute the prompt, push its KV to the grant's owner, answer with token 1."""
     Submit: _aio.UnaryUnaryMultiCallable[_worker_pb2.SubmitRequest, _worker_pb2.SubmitResponse]  # type: ignore[assignment]
     """Compute prompt and output here, without a hand-off (colocated)."""
+    ConnectPeer: _aio.UnaryUnaryMultiCallable[_worker_pb2.ConnectPeerRequest, _worker_pb2.ConnectPeerResponse]  # type: ignore[assignment]
+    """Let this worker connect to one that it may send KV to, before there is any. FAILED_PRECONDITION, with the reason:
+    they cannot exchange KV.
+    """
     Abort: _aio.UnaryUnaryMultiCallable[_worker_pb2.AbortRequest, _worker_pb2.AbortResponse]  # type: ignore[assignment]
     """Forget these requests and free what they hold. Unknown ids are no error."""
     StreamOutputs: _aio.UnaryStreamMultiCallable[_worker_pb2.StreamOutputsRequest, _worker_pb2.StreamOutputsResponse]  # type: ignore[assignment]
@@ -101,6 +109,16 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.SubmitResponse, _abc.Awaitable[_worker_pb2.SubmitResponse]]:
         """Compute prompt and output here, without a hand-off (colocated)."""
+
+    @_abc_1.abstractmethod
+    def ConnectPeer(
+        self,
+        request: _worker_pb2.ConnectPeerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ConnectPeerResponse, _abc.Awaitable[_worker_pb2.ConnectPeerResponse]]:
+        """Let this worker connect to one that it may send KV to, before there is any. FAILED_PRECONDITION, with the reason:
+        they cannot exchange KV.
+        """
 
     @_abc_1.abstractmethod
     def Abort(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from protos import worker_pb2
@@ -20,7 +20,7 @@ from router.queue import RequestQueue
 from router.ranking import Ranking
 from router.worker_handle import WorkerHandle
 from workers.config import Role
-from workers.errors import DeadlineError, OverloadedError, UnavailableError
+from workers.errors import DeadlineError, LayoutMismatchError, OverloadedError, UnavailableError
 from workers.request import Request
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,9 @@ class Admission:
         self._queue = RequestQueue(config.max_num_queued_reqs, pool.changed)
         self._forecast = Forecast(pool, config.slo)
         self._num_retrying = 0
-        self._background: set[asyncio.Task[None]] = set()
+        # Aborts under way of what may have been granted, by request id and worker: until they are heard, what that
+        # worker grants the same request would be aborted with it.
+        self._taking_back: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     @property
     def num_queued(self) -> int:
@@ -68,7 +70,7 @@ class Admission:
         goes past the queue, however full that is.
 
         Raises OverloadedError when the queue is full, the wait too long or an SLO out of reach, UnavailableError when
-        no worker is there and none is expected back.
+        no worker is there and LayoutMismatchError when no two can exchange KV, with none expected back.
         """
         try:
             async with asyncio.timeout(self._config.queue_timeout_s):
@@ -76,6 +78,9 @@ class Admission:
         except TimeoutError:
             seconds = self._config.queue_timeout_s
             raise OverloadedError(f"no room within router.queue_timeout_s ({seconds} s); retry later") from None
+
+    async def stop(self) -> None:
+        await asyncio.gather(*self._taking_back.values(), return_exceptions=True)
 
     def token_1(self, placement: Placement) -> None:
         """It is there: the prefill worker's part is done. To say it again is no error."""
@@ -119,7 +124,7 @@ class Admission:
         self._pool.changed.clear()
         try:
             placement = await self._try(request, tried)
-        except UnavailableError:
+        except (UnavailableError, LayoutMismatchError):
             if _now() >= self._pool.expected_until_s:
                 raise
             return None
@@ -131,13 +136,25 @@ class Admission:
 
     async def _try(self, request: Request, tried: Collection[str]) -> Placement | None:
         if role := self._pool.whole_role():
-            worker = self._with_room(role, request, tried, decodes=True)
+            worker = next(self._with_room(role, request, tried, decodes=True), None)
             return None if worker is None else self._whole(request, worker, self._replica_of(request, worker, role))
-        prefill = self._with_room("prefill", request, tried)
-        if prefill is None:
-            return None
-        for decode in self._ranked("decode", request, tried, [prefill]):
-            if not self._forecast.may_join(request, decode):
+        unasked = set(self._pool.candidates("decode"))
+        for prefill in self._with_room("prefill", request, tried):
+            if placement := await self._hand_over(request, tried, prefill, unasked):
+                return placement
+        return None
+
+    async def _hand_over(
+        self, request: Request, tried: Collection[str], prefill: WorkerHandle, unasked: set[WorkerHandle]
+    ) -> Placement | None:
+        """From this prefill worker to one of the decode workers that were not asked for this request yet."""
+        fit = {decode for decode in unasked if not self._pool.pairs.why_not(prefill, decode)}
+        for decode in self._ranked("decode", request, tried, [prefill]) if fit else ():
+            if decode not in fit:
+                continue
+            unasked.discard(decode)
+            is_aborting = (request.request_id, decode.address) in self._taking_back
+            if is_aborting or not self._forecast.may_join(request, decode):
                 continue
             replica_address = self._replica_of(request, decode, "decode", prefill)
             grant = await self._reserve(decode, request, replica_address)
@@ -194,23 +211,22 @@ class Admission:
 
     def _take_back(self, decode: WorkerHandle, request: Request) -> None:
         """A grant may have been given whose answer did not come."""
-        task = asyncio.get_running_loop().create_task(decode.abort(request.request_id))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        key = request.request_id, decode.address
+        task = self._taking_back[key] = asyncio.get_running_loop().create_task(decode.abort(request.request_id))
+        task.add_done_callback(lambda _: self._taking_back.pop(key, None))
 
     def _with_room(
         self, role: Role, request: Request, tried: Collection[str], *, decodes: bool = False
-    ) -> WorkerHandle | None:
-        """The best that has room: under two steps' worth of tokens to compute. What it has cached of the request counts
-        like more of a step, since what does not wait there is computed anew elsewhere. `decodes`: it is to
-        decode, too."""
+    ) -> Iterator[WorkerHandle]:
+        """Those that have room, the best first: under two steps' worth of tokens to compute. What one has cached of the
+        request counts like more of a step, since what does not wait there is computed anew elsewhere. `decodes`: it is
+        to decode, too."""
         ranked = self._ranked(role, request, tried, self._pool.candidates("decode"))
         for worker, num_cached in zip(ranked, self._ranking.num_cached_tokens(request, ranked), strict=True):
             if decodes and not self._forecast.may_join(request, worker):
                 continue
             if worker.num_queued_tokens < _MAX_QUEUED_STEPS * (worker.stats.max_num_batched_tokens + num_cached):
-                return worker
-        return None
+                yield worker
 
     def _ranked(
         self, role: Role, request: Request, tried: Collection[str], others: Sequence[WorkerHandle]

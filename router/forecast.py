@@ -8,7 +8,8 @@ from router.config import SloConfig
 from router.pool import WorkerPool
 from router.prediction import DecodeLoad, Fit, PrefillLoad, tpot_s, ttft_s
 from router.worker_handle import WorkerHandle
-from workers.errors import OverloadedError, UnavailableError
+from workers.config import Role
+from workers.errors import LayoutMismatchError, OverloadedError, UnavailableError
 from workers.request import Request, Slo
 
 # After so long at the latest it is worth asking again.
@@ -62,12 +63,12 @@ class Forecast:
         num_running = sum(_decode_load(worker).num_running for worker in self._workers("decode"))
         return (request.params.max_tokens or 0) * tpot_s / max(num_running, 1)
 
-    def _workers(self, role: str) -> list[WorkerHandle]:
+    def _workers(self, role: Role) -> list[WorkerHandle]:
         try:
             role = self._pool.whole_role() or role
-        except UnavailableError:
+        except (UnavailableError, LayoutMismatchError):
             return []
-        return [worker for worker in self._pool.workers if worker.role == role and worker.reachable]
+        return self._pool.candidates(role)
 
 
 def _prefill_load(worker: WorkerHandle) -> PrefillLoad:

@@ -35,6 +35,8 @@ async def follow(worker: WorkerHandle, index: PrefixIndex) -> NoReturn:
                     await _read(stream, incarnation, index)
         except KVFerryError as error:
             logger.info("KV events of %s: %s", worker.address, error.message)
+        except Exception:  # Nobody else would follow.
+            logger.exception("KV events of %s cannot be read", worker.address)
         finally:
             index.drop(incarnation)
         await asyncio.sleep(_RETRY_S)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 
+from protos import worker_pb2
 from router.waits import Waits
-from workers.errors import BY_NAME, KVFerryError
+from workers.errors import BY_NAME, KVFerryError, UnavailableError
 from workers.request import FinishReason, TokenOutput
+from workers.wire import output_from_pb
+
+logger = logging.getLogger(__name__)
 
 
 class Outputs:
@@ -23,6 +28,19 @@ class Outputs:
         self._timer: asyncio.TimerHandle | None = None
         # What else ends when the request has failed here.
         self.waits = Waits()
+
+    def take(self, message: worker_pb2.TokenOutput) -> None:
+        """As it came. What cannot be read fails this request and no other."""
+        try:
+            self.put(output_from_pb(message))
+        except Exception as exc:  # Of a worker of another version, say.
+            logger.exception("%s: an output cannot be read", message.request_id)
+            self.fail(
+                UnavailableError(
+                    f"an output of its worker cannot be read here: {type(exc).__name__}: {exc}; start routers and "
+                    "workers from one version"
+                )
+            )
 
     def put(self, output: TokenOutput) -> None:
         if output.finish_reason is FinishReason.ERROR:

@@ -10,10 +10,11 @@ from typing import NoReturn
 from protos import router_pb2
 from router.config import RouterConfig
 from router.kv_events import follow
+from router.pairs import Pairs
 from router.prefix_index import PrefixIndex
 from router.worker_handle import STOPPING, WorkerHandle
 from workers.config import Role
-from workers.errors import UnavailableError
+from workers.errors import LayoutMismatchError, UnavailableError
 from workers.rpc import Network, close_quietly
 
 
@@ -37,11 +38,14 @@ class WorkerPool:
             worker.configured_role = roles.get(worker.address)
         # Which of them has which KV.
         self.index = PrefixIndex(config.prefix_index_blocks)
-        self._followers: list[asyncio.Task[NoReturn]] = []
+        self.pairs = Pairs(self.workers)
+        self._tasks: list[asyncio.Task[NoReturn]] = []
 
     async def start(self) -> None:
         await asyncio.gather(*(worker.start() for worker in self.workers))
-        self._followers = [asyncio.create_task(follow(worker, self.index)) for worker in self.workers]
+        self._tasks = [asyncio.create_task(follow(worker, self.index)) for worker in self.workers]
+        await self.pairs.ask()
+        self._tasks.append(asyncio.create_task(self._introduce()))
 
     def refuse(self) -> None:
         """Serve nothing more, and tell whoever waits: the router is about to stop."""
@@ -50,23 +54,25 @@ class WorkerPool:
             worker.fail_all(UnavailableError(STOPPING))
 
     async def stop(self) -> None:
-        for follower in self._followers:
-            await close_quietly(follower)
+        for task in self._tasks:
+            await close_quietly(task)
         await asyncio.gather(*(worker.stop() for worker in self.workers))
 
     def candidates(self, role: Role) -> list[WorkerHandle]:
-        """The workers of a role that can be reached; of decode workers, those that some prefill worker's KV is for."""
-        found = [worker for worker in self.workers if worker.role == role and worker.reachable]
-        if role != "decode":
-            return found
-        known = {worker.stats.fingerprint for worker in self.candidates("prefill")}
-        return [worker for worker in found if not known or worker.stats.fingerprint in known]
+        """The workers of a role that can be reached and have somebody to exchange KV with, or nobody to do it for."""
+        found = self._reachable(role)
+        why_not = self.pairs.why_not
+        if role == "prefill" and (decodes := self._reachable("decode")):
+            return [worker for worker in found if any(not why_not(worker, decode) for decode in decodes)]
+        if role == "decode" and (prefills := self._reachable("prefill")):
+            return [worker for worker in found if any(not why_not(prefill, worker) for prefill in prefills)]
+        return found
 
     def whole_role(self) -> Role | None:
         """The role whose workers compute prompt and answer alike; None: prompts are handed over.
 
         A role is a preference: with no decode worker there, a prefill worker decodes. Raises UnavailableError when
-        nobody can serve.
+        nobody is there to serve, LayoutMismatchError when no two that are there can exchange KV.
         """
         if not self.stopping:
             if self._has("prefill") and self._has("decode"):
@@ -76,6 +82,8 @@ class WorkerPool:
             if self._has("prefill"):
                 return "prefill"
         _, reason = self.ready()
+        if not self.stopping and self._reachable("prefill"):
+            raise LayoutMismatchError(reason)
         raise UnavailableError(f"{reason}; try again, or see `kvferry status`")
 
     @property
@@ -89,35 +97,62 @@ class WorkerPool:
         if self.stopping:
             return False, "the router is stopping"
         if self._has("colocated") or (self._has("prefill") and self._has("decode")):
-            return True, "; ".join(self._strangers())
+            return True, "; ".join(self._alone().values())
         if self._has("prefill"):
-            reason = "; ".join(self._strangers()) or "no decode worker answers"
-            return True, f"{reason}: prefill workers decode"
+            return True, "no decode worker answers: prefill workers decode"
+        if prefills := self._reachable("prefill"):
+            reasons = [self.pairs.why_not(prefills[0], decode) for decode in self._reachable("decode")]
+            return False, f"no decode worker can take a prefill worker's KV: {reasons[0]}"
         roles: tuple[Role, ...] = ("prefill", "decode")
         missing = [role for role in roles if not self._has(role)]
         refused = [worker.refused for worker in self.workers if worker.refused]
         return False, ": ".join((f"no {' and no '.join(missing)} worker answers", *refused))
 
-    def _strangers(self) -> list[str]:
-        """What is wrong with decode workers that cannot take any KV."""
-        known = self.candidates("decode")
-        return [
-            f"{worker.stats.name} computes with other weights or kernels than any prefill worker and gets no requests "
-            "(see `kvferry status`)"
-            for worker in self.workers
-            if worker.role == "decode" and worker.reachable and worker not in known
-        ]
+    def _alone(self) -> dict[WorkerHandle, str]:
+        """Who answers and gets no requests, since nobody can exchange KV with it, and why."""
+        found = {}
+        roles: tuple[Role, ...] = ("prefill", "decode")
+        for role in roles:
+            others = set(self.candidates(role))
+            for worker in self._reachable(role):
+                if worker not in others:
+                    found[worker] = f"{worker.name} gets no requests: {self._unfit(worker)[0]}"
+        return found
+
+    def _unfit(self, worker: WorkerHandle) -> list[str]:
+        """Why it cannot exchange KV with those of the other role with which it cannot."""
+        if worker.role == "prefill":
+            reasons = [self.pairs.why_not(worker, decode) for decode in self._reachable("decode")]
+        else:
+            reasons = [self.pairs.why_not(prefill, worker) for prefill in self._reachable("prefill")]
+        return list(filter(None, reasons))
 
     async def audit(self) -> list[router_pb2.WorkerAudit]:
         return await asyncio.gather(*(worker.audit() for worker in self.workers))
 
     def status(self) -> list[router_pb2.WorkerStatus]:
-        return [worker.status() for worker in self.workers]
+        found, alone = [], self._alone()
+        for worker in self.workers:
+            status = worker.status()
+            status.refused = status.refused or alone.get(worker, "")
+            if worker.role == "prefill" and worker.reachable:
+                status.unfit.extend(self._unfit(worker))
+            found.append(status)
+        return found
 
     @property
     def num_indexed_blocks(self) -> int:
         """Blocks of which it is known who has them."""
         return len(self.index)
+
+    def _reachable(self, role: Role) -> list[WorkerHandle]:
+        return [worker for worker in self.workers if worker.role == role and worker.reachable]
+
+    async def _introduce(self) -> NoReturn:
+        """Workers that come to each other."""
+        while True:
+            await asyncio.sleep(self._config.heartbeat_s)
+            await self.pairs.ask()
 
     def _has(self, role: Role) -> bool:
         return bool(self.candidates(role))

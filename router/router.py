@@ -37,7 +37,7 @@ from workers.request import NO_TERMS, Request, SamplingParams, Terms, TokenOutpu
 logger = logging.getLogger(__name__)
 
 # What another attempt may mend: the worker, its connection or the hand-off was at fault, not the request.
-_RETRYABLE = (UnavailableError, StaleGrantError, FrameError, DeadlineError, AbortedError, LayoutMismatchError)
+_RETRYABLE = (UnavailableError, StaleGrantError, FrameError, DeadlineError, AbortedError)
 
 
 class Router:
@@ -135,10 +135,14 @@ class Router:
             except KVFerryError as error:
                 failures.since_s = _now()
                 one_try.fail(error.message, failures.since_s)
-                if not isinstance(error, _RETRYABLE):
+                # With its workers known: of two that are never chosen again, which is no fault of the request's.
+                was_unfit = isinstance(error, LayoutMismatchError) and bool(one_try.prefill)
+                if not isinstance(error, _RETRYABLE) and not was_unfit:
                     raise
                 for choice in choices:
                     choice.spent += one_try.told[choice.request.choice]
+                if was_unfit:
+                    continue
                 # Whoever gets on is not counted out: streams may outlive any number of workers. Prefill's token is no
                 # getting on: a request that kills whoever decodes it has it, too.
                 got_on = num_tokens_of(choices) > num_tokens + len(choices)
@@ -178,7 +182,7 @@ class Router:
         return router_pb2.AuditRouterResponse(incarnation=self.incarnation, workers=workers, attempts=attempts)
 
     async def stop(self) -> None:
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await asyncio.gather(*self._background, self._admission.stop(), return_exceptions=True)
 
     def _numbered(self, request: Request) -> Request:
         """The request as workers know it: an id that no other attempt has, so that what comes late for one, an abort or
@@ -248,7 +252,11 @@ class Router:
         if placement.grant is None:
             await placement.decode.submit(request)
             return ()
-        first = await placement.prefill.prefill(request, placement.grant, outputs)
+        try:
+            first = await placement.prefill.prefill(request, placement.grant, outputs)
+        except LayoutMismatchError as error:
+            self._pool.pairs.refuse(placement.prefill, placement.decode, error)
+            raise
         self._admission.token_1(placement)
         return first
 

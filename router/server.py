@@ -28,7 +28,7 @@ from router.router import Router
 from router.tenants import KeyRing
 from router.text import TextService
 from workers.config import ModelConfig, Role
-from workers.errors import ConfigError
+from workers.errors import ConfigError, UnavailableError
 from workers.models.architecture import ArchitectureConfig, read_architecture
 from workers.models.resolve import default_served_name, resolve_model
 from workers.rpc import GrpcNetwork, Network
@@ -88,6 +88,11 @@ class Serving:
     def unheard(self) -> list[str]:
         """Addresses of workers that are not there."""
         return [worker.address for worker in self.pool.workers if not worker.reachable]
+
+    def require_pair(self) -> None:
+        """Raises LayoutMismatchError when no two of the workers that answer can exchange KV."""
+        with contextlib.suppress(UnavailableError):
+            self.pool.whole_role()
 
     async def stop(self) -> None:
         """Answers that are not over end with an error event, after which they may be asked for again."""

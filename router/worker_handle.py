@@ -121,6 +121,11 @@ class WorkerHandle:
             outputs = (await call(answer)).outputs
         return [output_from_pb(output) for output in outputs]
 
+    async def connect(self, decode: WorkerHandle) -> None:
+        """Let it connect to whom it may send KV. LayoutMismatchError when it cannot send any."""
+        message = worker_pb2.ConnectPeerRequest(address=decode.address, incarnation=decode.stats.incarnation)
+        await call(self._stub.ConnectPeer(message, timeout=self._config.rpc_timeout_s))
+
     async def submit(self, request: Request) -> None:
         message = worker_pb2.SubmitRequest(request=request_to_pb(request), replica_address=request.replica_address)
         answer = self._stub.Submit(message, timeout=self._config.rpc_timeout_s)
@@ -204,7 +209,12 @@ class WorkerHandle:
 
     async def _watch(self) -> None:
         while True:
-            await self._look()
+            try:
+                await self._look()
+            except Exception as exc:  # Nobody else would look.
+                logger.exception("worker at %s: a look at it failed", self.address)
+                self.refused = f"what {self.name} tells is not understood: {type(exc).__name__}: {exc}"
+                self._lose_sight(self.refused)
             await asyncio.sleep(self._config.heartbeat_s)
 
     async def _look(self) -> None:
@@ -238,10 +248,12 @@ class WorkerHandle:
                 reason = "ended its stream"
             except grpc.aio.AioRpcError as exc:
                 reason = error_from_rpc(exc).message
+            except Exception as exc:  # Nobody else would listen, while heartbeats went on.
+                logger.exception("worker at %s: its stream cannot be read", self.address)
+                reason = f"its stream cannot be read: {type(exc).__name__}: {exc}"
             self._streaming = False
-            # Whoever streams next may be another: nothing goes there before it has told who it is.
-            self._misses = _MAX_MISSES
-            self._lose(f"is gone: {reason}")
+            # Whoever streams next may be another.
+            self._lose_sight(f"is gone: {reason}")
             await asyncio.sleep(_RECONNECT_S)
 
     async def _read_outputs(self) -> None:
@@ -260,7 +272,7 @@ class WorkerHandle:
     def _deliver(self, outputs: Sequence[worker_pb2.TokenOutput]) -> None:
         for output in outputs:
             if waiting := self._outputs.get(output.request_id):
-                waiting.put(output_from_pb(output))
+                waiting.take(output)
 
     def _note_change(self) -> None:
         if self.reachable:
@@ -269,6 +281,11 @@ class WorkerHandle:
             self.gone_since_s = None
             self._first_contact.set()
         self.changed.set()
+
+    def _lose_sight(self, how: str) -> None:
+        """Nothing goes there before it has told who it is."""
+        self._misses = _MAX_MISSES
+        self._lose(how)
 
     def _lose(self, how: str) -> None:
         error = UnavailableError(f"worker {self.stats.name or self.address} {how}")

@@ -115,6 +115,8 @@ def make_worker(
         network=host,
         make_executor=lambda config: SimExecutor(_runner(config, fingerprint), step_s, copy_s),
         incarnation=incarnation,
+        # As its process would end.
+        on_broken=lambda error: host.kill(),
     )
 
 

@@ -121,13 +121,13 @@ class Decode:
         frame, checksum = frames.decode(data, elsewhere)
         hand_off = self._find(frame.grant_id, frame.incarnation)
         self._require_inside(frame, hand_off.grant)
-        again = next((other for other in hand_off.received if frame.same_range(other)), None)
-        if again is None:
+        same_range = next((other for other in hand_off.received if frame.same_range(other)), None)
+        if same_range is None:
             if any(frame.overlaps(other) for other in hand_off.received):
                 raise FrameError(f"KV of request {hand_off.request.request_id} overlaps what is there already")
             writing = self._write(frame, checksum, hand_off)
-        elif again in hand_off.writing:
-            writing = hand_off.writing[again]
+        elif same_range in hand_off.writing:
+            writing = hand_off.writing[same_range]
         else:
             return  # Sent again because our answer was lost.
         # Shielded: a copy that has begun can't be called back, so its blocks stay ours until it is over.
@@ -231,26 +231,26 @@ class Decode:
                 digest.require(checksum)
             write_frame(executor.runner, frame, slots, checksum, digest if self._config.checksum else None)
 
-        taken = replace(frame, payload=b"")
-        hand_off.received.append(taken)
+        header = replace(frame, payload=b"")
+        hand_off.received.append(header)
         write = executor.copy(len(slots), verify_and_copy)
-        writing = hand_off.writing[taken] = asyncio.ensure_future(self._until_written(write, taken, hand_off))
+        writing = hand_off.writing[header] = asyncio.ensure_future(self._until_written(write, header, hand_off))
         # Nobody is left to hear its error when this call was cancelled.
         writing.add_done_callback(lambda done: done.cancelled() or done.exception())
         return writing
 
-    async def _until_written(self, write: Awaitable[None], taken: Frame, hand_off: HandOff) -> None:
-        num_bytes = taken.expected_bytes(self._layout)
+    async def _until_written(self, write: Awaitable[None], header: Frame, hand_off: HandOff) -> None:
+        num_bytes = header.expected_bytes(self._layout)
         try:
             await write
             hand_off.num_bytes += num_bytes
             self.num_frames_received += 1
             self.num_bytes_received += num_bytes
         except BaseException:
-            hand_off.received.remove(taken)
+            hand_off.received.remove(header)
             raise
         finally:
-            del hand_off.writing[taken]
+            del hand_off.writing[header]
             if not hand_off.writing and hand_off.grant.grant_id in self._quarantined:
                 del self._quarantined[hand_off.grant.grant_id]
                 self._engine.release(hand_off.request)

@@ -12,7 +12,7 @@ KVFerryError                     INTERNAL             500
   DeadlineError                  DEADLINE_EXCEEDED    504   a wait reached its end
   AbortedError                   CANCELLED            499   the client, or a stop, ended it
   StaleGrantError                FAILED_PRECONDITION  500   a grant that is no more, or of another incarnation
-  LayoutMismatchError            FAILED_PRECONDITION  500   two pools that cannot exchange KV; `param` names the field
+  LayoutMismatchError            FAILED_PRECONDITION  503   two pools that cannot exchange KV; `param` names the field
   FrameError                     DATA_LOSS            500   a KV frame damaged, foreign, missing or repeated
 """
 
@@ -107,6 +107,7 @@ class StaleGrantError(KVFerryError):
 
 class LayoutMismatchError(KVFerryError):
     grpc_code = grpc.StatusCode.FAILED_PRECONDITION
+    http_status = 503
 
 
 class FrameError(KVFerryError):

@@ -31,7 +31,7 @@ def num_grant_blocks(config: TransferConfig, engine: Engine) -> int:
 
 def require_room(request: Request, engine: Engine, max_blocks: int) -> None:
     """InvalidRequestError when a hand-off of this request is more than all of them may hold together."""
-    needed = engine.block_manager.blocks_for(request.num_tokens + 1) + request.params.n - 1
+    needed = engine.block_manager.blocks_for_choices(request.num_tokens, request.params.n)
     if needed > max_blocks:
         raise InvalidRequestError(
             f"{request.request_id}: {request.params.n} choices after {request.num_tokens} tokens need {needed} KV "

@@ -45,6 +45,8 @@ class Prefill:
         self._frames = frames
         self._config = config
         self._shipments: dict[str, Shipment] = {}
+        # Of shipments, until the last has given back its grant.
+        self._tasks: set[asyncio.Task[None]] = set()
         self._heartbeat: asyncio.Task[None] | None = None
 
     async def prefill(self, request: Request, grant: Grant) -> list[TokenOutput]:
@@ -62,6 +64,8 @@ class Prefill:
         self._engine.add(request)
         self._shipments[request.request_id] = shipment
         shipment.task = asyncio.create_task(self._ship(shipment), name=f"ship {request.request_id}")
+        self._tasks.add(shipment.task)
+        shipment.task.add_done_callback(self._tasks.discard)
         self._beat()
         try:
             return await token_1
@@ -111,8 +115,11 @@ class Prefill:
 
     async def close(self) -> None:
         await close_quietly(self._heartbeat)
-        for shipment in list(self._shipments.values()):
-            await close_quietly(shipment.task)
+        for shipment in self._shipments.values():
+            if shipment.task is not None:
+                shipment.task.cancel()
+        # With those that were aborted before: all give back at once.
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _ship(self, shipment: Shipment) -> None:
         request, reason = shipment.request, "internal error"

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from workers import errors
-from workers.errors import DeadlineError, KVFerryError, UnavailableError
+from workers.errors import DeadlineError, KVFerryError, OverloadedError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -151,11 +151,15 @@ async def _failure(handling: Awaitable[None]) -> bytes:
 
 
 def _encoded(error: KVFerryError) -> bytes:
-    return json.dumps([type(error).__name__, error.message, error.param, error.code]).encode()
+    more = [error.retry_after_s] if isinstance(error, OverloadedError) else []
+    return json.dumps([type(error).__name__, error.message, error.param, error.code, *more]).encode()
 
 
 def _decoded(failure: bytes) -> KVFerryError | None:
     if not failure:
         return None
-    name, message, param, code = json.loads(failure)
-    return errors.BY_NAME.get(name, KVFerryError)(message, param=param, code=code)
+    name, message, param, code, *more = json.loads(failure)
+    error = errors.BY_NAME.get(name, KVFerryError)(message, param=param, code=code)
+    if isinstance(error, OverloadedError) and more:
+        error.retry_after_s = more[0]
+    return error

@@ -57,6 +57,13 @@ class WorkerService(worker_grpc.WorkerServiceServicer):
         return worker_pb2.PrefillResponse(outputs=map(output_to_pb, outputs))
 
     @typed_errors
+    async def ConnectPeer(
+        self, request: worker_pb2.ConnectPeerRequest, context: Context
+    ) -> worker_pb2.ConnectPeerResponse:
+        await self._worker.connect(request.address, request.incarnation)
+        return worker_pb2.ConnectPeerResponse()
+
+    @typed_errors
     async def Submit(self, request: worker_pb2.SubmitRequest, context: Context) -> worker_pb2.SubmitResponse:
         self._worker.submit(request_from_pb(request.request, request.replica_address))
         return worker_pb2.SubmitResponse()
@@ -102,13 +109,16 @@ class KVTransferService(kv_grpc.KVTransferServiceServicer):
     ) -> kv_transfer_pb2.ConnectResponse:
         self._worker.layout.require_convertible(KVLayout.from_proto(request.layout))
         require_same_checksum(self._worker.config.transfer.checksum, request.checksum)
-        transports = self._worker.transports
-        accepted = [name for name, offer in request.offers.items() if transports.accepts(name, offer)]
+        refusals = self._worker.transports.refusals(request.offers)
         return kv_transfer_pb2.ConnectResponse(
             incarnation=self._worker.incarnation,
             layout=self._worker.layout.to_proto(),
             credits=self._worker.config.transfer.credits,
-            transports=accepted,
+            transports=[name for name in request.offers if name not in refusals],
+            refused={
+                name: kv_transfer_pb2.Refusal(reason=refusal.reason, is_fault=refusal.is_fault)
+                for name, refusal in refusals.items()
+            },
         )
 
     @typed_errors

@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 class Worker:
     """Lives on one event loop. start() loads the model; everything before it is cheap.
 
-    Tests and the simulator give a network, an executor and an incarnation of their own.
+    Tests and the simulator give a network, an executor and an incarnation of their own. `on_broken` is called when it
+    can step no more: a worker is then as good as dead, and is to look so.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Worker:
         make_executor: Callable[[WorkerConfig], Executor] | None = None,
         incarnation: str = "",
         startup: StartUp | None = None,
+        on_broken: Callable[[KVFerryError], None] | None = None,
     ) -> None:
         self.config = config
         self.incarnation = incarnation or uuid.uuid4().hex
@@ -57,6 +59,7 @@ class Worker:
         self.transports = open_transports(config.transfer, config.device, self._network, self.incarnation)
         self._make_executor = make_executor or _load_model
         self._startup = startup or StartUp()
+        self._on_broken = on_broken or _end_process
         # Empty until its port is open, which callers may be quicker to find than this worker itself.
         self.address = ""
 
@@ -113,6 +116,11 @@ class Worker:
         self._check(request)
         return await self._prefill.prefill(request, grant)
 
+    async def connect(self, address: str, incarnation: str) -> None:
+        """To a worker that KV may go to from here. Raises LayoutMismatchError when it cannot, StaleGrantError,
+        UnavailableError or DeadlineError."""
+        await self._peers.known(address, incarnation)
+
     def submit(self, request: Request) -> None:
         self._check(request)
         self.outputs.expect(request.router_id)
@@ -137,6 +145,7 @@ class Worker:
                 transport=peer.transport,
                 address=peer.address,
                 checksum=transfer.checksum,
+                why=peer.why,
             )
             for peer in self._peers.connected
         )
@@ -146,6 +155,13 @@ class Worker:
         return audit_worker(self.config, self.incarnation, self.engine, self.decode)
 
     async def _run(self) -> None:
+        try:
+            await self._step_on()
+        except Exception as exc:  # Nobody else would step, while heartbeats went on.
+            logger.exception("%s: the engine is broken", self.config.name)
+            self._on_broken(KVFerryError(f"{self.config.name}: the engine is broken: {type(exc).__name__}: {exc}"))
+
+    async def _step_on(self) -> None:
         while True:
             await self.engine.wait_for_work()
             try:
@@ -176,7 +192,7 @@ class Worker:
                 f"max_num_seqs ({self.config.max_num_seqs}), and 1 of an answer that has begun",
                 param="n",
             )
-        needed = blocks.blocks_for(request.num_tokens + 1) + n - 1
+        needed = blocks.blocks_for_choices(request.num_tokens, n)
         if needed > blocks.num_blocks:
             raise InvalidRequestError(
                 f"{request.request_id}: {n} choices after {request.num_tokens} tokens need {needed} KV blocks, and a "
@@ -222,6 +238,7 @@ def _load_model(config: WorkerConfig) -> Executor:
 
 
 def _end_process(error: KVFerryError) -> None:
-    """A worker that lost a rank is none: it ends as a whole, which whoever started it sees and mends."""
+    """A worker that lost a rank, or cannot step, is none: it ends as a whole, which whoever started it sees and
+    mends."""
     logger.critical("%s", error.message)
     os._exit(1)

@@ -106,8 +106,8 @@ DEATH = (
         "a new process serves nobody before it has told who it is",
         "D1",
         HANDLE,
-        "self._misses = _MAX_MISSES\n            self._lose",
-        "self._lose",
+        "self._misses = _MAX_MISSES\n        self._lose(how)",
+        "self._lose(how)",
         (f"{SILENCE_TESTS}::test_nothing_is_placed_on_a_new_process_before_it_has_told_who_it_is",),
     ),
     Mutant(

@@ -36,7 +36,7 @@ FRAMES = (
         "a frame that was refused does not count as received",
         "B8",
         "workers/decode.py",
-        "hand_off.received.remove(taken)",
+        "hand_off.received.remove(header)",
         "pass",
         (f"{CHECKSUM_TESTS}::test_a_damaged_payload_is_refused_by_every_transport_and_the_true_one_arrives",),
     ),
@@ -163,9 +163,9 @@ FRAMES = (
     Mutant(
         "decode workers that no prefill worker's KV is for get no requests",
         "E2",
-        "router/pool.py",
-        "if not known or worker.stats.fingerprint in known]",
-        "if True]",
+        "router/pairs.py",
+        "if prefill.stats.fingerprint != decode.stats.fingerprint:",
+        "if False:",
         ("tests/router/test_strangers.py::test_a_decode_worker_with_other_weights_gets_no_requests_and_is_named",),
     ),
 )

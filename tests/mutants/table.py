@@ -16,6 +16,7 @@ from tests.mutants.jobs import JOBS
 from tests.mutants.layouts import LAYOUTS
 from tests.mutants.meaning import MEANING
 from tests.mutants.operations import OPERATIONS
+from tests.mutants.pairs import PAIRS
 from tests.mutants.pressure import PRESSURE
 from tests.mutants.replicas import COPIES
 from tests.mutants.routing import ROUTING
@@ -34,6 +35,7 @@ MUTANTS = (
     *LAYOUTS,
     *WEIGHTS,
     *OPERATIONS,
+    *PAIRS,
     *ROUTING,
     *DOOR,
     *FRONT,

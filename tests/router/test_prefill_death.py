@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.sim.loop import run, virtual_loop
+from cluster.sim.network import drop
 from tests.factories import GREEDY, LEASE_S, SimCluster, prompt_of, sim_cluster
 from tests.fake_model import expected_tokens
 
@@ -25,6 +26,14 @@ def dies_when(cluster: SimCluster, method: str, nth: int) -> None:
     cluster.network.fault(method, die, skip=nth, count=1)
 
 
+async def replace_unknown_to_prefill(cluster: SimCluster, name: str) -> None:
+    """By one that no prefill worker connects to before it has KV for it."""
+    cluster.network.fault("ConnectPeer", drop)
+    await cluster.kill(name)
+    await cluster.replace(name)
+    await asyncio.sleep(0.7)
+
+
 @pytest.mark.parametrize(
     ("method", "nth"), [("Prefill", 0), ("Connect", 0), ("Put", 0), ("Put", 3), ("Put", 7), ("Commit", 0)]
 )
@@ -33,6 +42,8 @@ def test_its_prompt_is_answered_by_who_is_there_and_decode_keeps_no_room_for_it(
     async def main() -> None:
         # Room that waits for a lease would still be taken half a second after the last answer.
         async with sim_cluster(num_prefill, 1) as cluster:
+            if method == "Connect":
+                await replace_unknown_to_prefill(cluster, "d0")
             dies_when(cluster, method, nth)
             asking = asyncio.create_task(cluster.ask(prompt_of(70), PARAMS))
             while cluster.hosts["p0"].alive:  # noqa: ASYNC110  The network's doing.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from cluster.sim.loop import run
 from tests.factories import GREEDY, SimCluster, sim_cluster
 from tests.fake_model import expected_tokens
+from workers.errors import LayoutMismatchError
 
 
 async def replace_with_a_stranger(cluster: SimCluster, name: str) -> None:
@@ -35,12 +38,18 @@ def test_a_decode_worker_with_other_weights_gets_no_requests_and_is_named() -> N
     run(main())
 
 
-def test_prefill_workers_decode_where_no_decode_worker_can_take_their_kv() -> None:
+def test_where_no_decode_worker_can_take_any_kv_nothing_is_served_until_one_can() -> None:
     async def main() -> None:
         async with sim_cluster() as cluster:
             await replace_with_a_stranger(cluster, "d0")
-            assert cluster.pool.ready() == (True, cluster.pool.ready()[1])
-            assert "prefill workers decode" in cluster.pool.ready()[1]
+            ready, reason = cluster.pool.ready()
+            assert not ready
+            assert "d0 computes with other weights or kernels than p0; start both from one config" in reason
+            with pytest.raises(LayoutMismatchError, match="other weights or kernels"):
+                await cluster.ask([1, 2, 3])
+            # Prefill workers decode while no decode worker is there, not in place of one that could never work.
+            await cluster.kill("d0")
+            await asyncio.sleep(2)
             await ask_all(cluster)
 
     run(main())

@@ -12,7 +12,14 @@ import grpc
 import grpc.aio
 import pytest
 
-from workers.errors import DeadlineError, FrameError, InvalidRequestError, KVFerryError, UnavailableError
+from workers.errors import (
+    DeadlineError,
+    FrameError,
+    InvalidRequestError,
+    KVFerryError,
+    OverloadedError,
+    UnavailableError,
+)
 from workers.rpc import GrpcNetwork
 from workers.rpc_stream import StreamedCalls, add_streamed_calls
 
@@ -32,6 +39,8 @@ class Desk:
         match data:
             case b"refuse":
                 raise InvalidRequestError("no such row", param="row", code="gone")
+            case b"full":
+                raise OverloadedError("no room", retry_after_s=7.5)
             case b"damaged":
                 raise FrameError("spoilt")
             case b"broken":
@@ -79,6 +88,7 @@ def on_stage(script: Callable[[StreamedCalls, Desk], Awaitable[None]]) -> None:
     ("data", "cls", "message"),
     [
         (b"refuse", InvalidRequestError, "no such row"),
+        (b"full", OverloadedError, "no room"),
         (b"damaged", FrameError, "spoilt"),
         (b"broken", KVFerryError, "a bug"),
     ],
@@ -90,6 +100,8 @@ def test_errors_keep_their_type_and_the_stream_goes_on(data, cls, message):
         assert type(failed.value) is cls
         if cls is InvalidRequestError:
             assert (failed.value.param, failed.value.code) == ("row", "gone")
+        if isinstance(failed.value, OverloadedError):
+            assert failed.value.retry_after_s == 7.5
         await calls(b"fine", TIMEOUT_S)
         assert "fine done" in desk.log
 

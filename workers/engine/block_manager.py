@@ -55,6 +55,10 @@ class BlockManager:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    def blocks_for_choices(self, num_tokens: int, num_choices: int) -> int:
+        """With room for one token more, and a block more for every further choice."""
+        return self.blocks_for(num_tokens + 1) + num_choices - 1
+
     def can_allocate(self, num_blocks: int, watermark: int = 0, keeping: Sequence[int] = ()) -> bool:
         """Whether `num_blocks` can be taken, leaving `watermark` of them and the cached ones among `keeping`."""
         kept = sum(block_id in self._cached for block_id in keeping)

@@ -102,9 +102,8 @@ class Scheduler:
         blocks = self.block_manager
         beyond_room = blocks.num_free + blocks.num_cached - (max_blocks - self.num_blocks_reserved)
         left = max(self._watermark() + self._num_blocks_awaited(), beyond_room)
-        if not self._take_blocks(
-            request, found, blocks.blocks_for(request.num_tokens + 1) + request.params.n - 1, left
-        ):
+        num_blocks = blocks.blocks_for_choices(request.num_tokens, request.params.n)
+        if not self._take_blocks(request, found, num_blocks, left):
             return False
         request.status = RequestStatus.WAITING_FOR_KV
         self.waiting_for_kv[request.request_id] = request

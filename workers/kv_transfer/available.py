@@ -32,13 +32,14 @@ def open_transports(config: TransferConfig, device: Device, network: Network, in
     }
     if config.transport != "auto":
         return Transports([makers[config.transport]()])
-    found = []
+    found, missing = [], {}
     for name in _AUTO:
         try:
             found.append(makers[name]())
         except ConfigError as error:
+            missing[name] = error.message
             logger.warning("transport: auto goes without %s: %s", name, error.message)
-    return Transports(found)
+    return Transports(found, missing)
 
 
 def _on_groups(name: str, device: Device, network: Network, incarnation: str) -> Transport:

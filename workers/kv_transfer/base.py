@@ -47,6 +47,15 @@ class Grant:
         return cls(message.grant_id, message.incarnation, message.address, message.lease_s, message.start, message.end)
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why frames cannot come by a transport."""
+
+    reason: str
+    # It ought to work between these two, and does not.
+    is_fault: bool = False
+
+
 class KVSender(Protocol[Packed]):
     """Moves frames to one peer."""
 
@@ -91,5 +100,5 @@ class Transport(Protocol):
     def offer(self) -> bytes:
         """What a receiver must know to tell whether this sender can reach it so."""
 
-    def accepts(self, offer: bytes) -> bool:
-        """Whether frames of the sender that made `offer` can be received so."""
+    def refusal(self, offer: bytes) -> Refusal | None:
+        """Why frames of the sender that made `offer` cannot be received so; None: they can."""

@@ -71,5 +71,5 @@ class GrpcTransport:
     def offer(self) -> bytes:
         return b""
 
-    def accepts(self, offer: bytes) -> bool:
-        return True
+    def refusal(self, offer: bytes) -> None:
+        return None

@@ -57,5 +57,5 @@ class LocalTransport:
     def offer(self) -> bytes:
         return b""
 
-    def accepts(self, offer: bytes) -> bool:
-        return True
+    def refusal(self, offer: bytes) -> None:
+        return None

@@ -19,7 +19,7 @@ import torch
 import xxhash
 
 from workers.errors import FrameError, StaleGrantError, UnavailableError
-from workers.kv_transfer.base import KVReceiver
+from workers.kv_transfer.base import KVReceiver, Refusal
 from workers.kv_transfer.pair_group import RECEIVER, SENDER, Backend, PairGroup
 from workers.kv_transfer.sessions import Pair, SessionSender
 from workers.rpc import Network, add_bytes_method, add_bytes_stream, call
@@ -134,9 +134,11 @@ class NcclTransport:
     def offer(self) -> bytes:
         return self._backend.identity()
 
-    def accepts(self, offer: bytes) -> bool:
-        # NCCL takes each GPU once; CPUs have no identity.
-        return not offer or offer != self._backend.identity()
+    def refusal(self, offer: bytes) -> Refusal | None:
+        # CPUs have no identity.
+        if offer and offer == self._backend.identity():
+            return Refusal("both are on one GPU, which NCCL takes once")
+        return None
 
     async def _meet(self, pair: Pair, channel: grpc.aio.Channel, peer_host: str) -> GroupSession:
         group, joined = PairGroup(self._backend, SENDER, str(pair)), None

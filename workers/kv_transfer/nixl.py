@@ -192,8 +192,8 @@ class NixlTransport:
     def offer(self) -> bytes:
         return b""
 
-    def accepts(self, offer: bytes) -> bool:
-        return True
+    def refusal(self, offer: bytes) -> None:
+        return None
 
     async def _join(self, data: bytes) -> AsyncGenerator[bytes, None]:
         """Hold the reading end of a pair for as long as the call lasts."""

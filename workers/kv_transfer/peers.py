@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import grpc.aio
 
@@ -14,15 +15,18 @@ from protos import kv_transfer_pb2 as pb
 from protos import kv_transfer_pb2_grpc as pb_grpc
 from workers.config import TransferConfig
 from workers.errors import StaleGrantError, UnavailableError
-from workers.kv_transfer.base import Grant, Transport
+from workers.kv_transfer.base import Grant
 from workers.kv_transfer.frame import UnsentFrame
 from workers.kv_transfer.layout import KVLayout
-from workers.kv_transfer.transports import Transports
+from workers.kv_transfer.transports import Transports, Way
 from workers.request import Request
 from workers.rpc import Network, call
 from workers.wire import request_to_pb
 
 logger = logging.getLogger(__name__)
+
+# A peer that no call has reached for so long is closed when another is connected to.
+_FORGET_S = 60.0
 
 
 class Peer:
@@ -32,7 +36,7 @@ class Peer:
         self,
         answer: pb.ConnectResponse,
         channel: grpc.aio.Channel,
-        transport: Transport,
+        way: Way,
         address: str,
         timeout_s: float,
     ) -> None:
@@ -40,9 +44,12 @@ class Peer:
         self.address = address
         # What frames to it have: KV is cast here where its dtype is another.
         self.layout = KVLayout.from_proto(answer.layout)
-        self.transport = transport.name
-        self.frame_scale = transport.frame_scale
-        self._sender = transport.sender(address, answer.incarnation)
+        self.transport = way.transport.name
+        self.why = way.why
+        self.frame_scale = way.transport.frame_scale
+        # On the event loop's clock, since when no call gets through; None: the last one did.
+        self.lost_s: float | None = None
+        self._sender = way.transport.sender(address, answer.incarnation)
         self.window = asyncio.Semaphore(answer.credits)
         self._channel = channel
         self._stub = pb_grpc.KVTransferServiceStub(channel)
@@ -54,29 +61,29 @@ class Peer:
 
     async def send(self, packed: Any) -> None:
         """As KVSender.send, whose errors it raises."""
-        with _unless_closed():
+        with _call_to(self):
             await self._sender.send(packed, self._timeout_s)
 
     async def commit(self, message: pb.CommitRequest) -> None:
-        with _unless_closed():
+        with _call_to(self):
             await call(self._stub.Commit(message, timeout=self._timeout_s))
 
     async def release(self, grant_id: int, reason: str) -> None:
         message = pb.ReleaseRequest(grant_id=grant_id, incarnation=self.incarnation, reason=reason)
-        with _unless_closed():
+        with _call_to(self):
             await call(self._stub.Release(message, timeout=self._timeout_s))
 
     async def reserve_replica(self, request: Request) -> Grant:
         """Ask for room for a copy. Of any incarnation: the grant tells which. Raises OverloadedError."""
         message = pb.ReserveReplicaRequest(request=request_to_pb(request))
-        with _unless_closed():
+        with _call_to(self):
             answer = await call(self._stub.ReserveReplica(message, timeout=self._timeout_s))
         return Grant.from_proto(answer.grant)
 
     async def renew(self, grant_ids: Iterable[int], timeout_s: float) -> list[int]:
         """The grants among `grant_ids` that are no more."""
         message = pb.RenewRequest(incarnation=self.incarnation, grant_ids=grant_ids)
-        with _unless_closed():
+        with _call_to(self):
             return list((await call(self._stub.Renew(message, timeout=timeout_s))).lost_grant_ids)
 
     async def close(self) -> None:
@@ -96,26 +103,33 @@ class Peers:
         self._incarnation = incarnation
         self._config = config
         self._peers: dict[str, Peer] = {}
-        self._connecting: dict[str, asyncio.Lock] = {}
+        # Of those that are being connected to.
+        self._connecting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def connected(self) -> list[Peer]:
-        return list(self._peers.values())
+        """Those whose last call got through."""
+        return [peer for peer in self._peers.values() if peer.lost_s is None]
 
     async def get(self, grant: Grant) -> Peer:
-        """The peer that gave `grant`. Raises StaleGrantError when another incarnation is there, LayoutMismatchError,
+        """The peer that gave `grant`. Raises as `known`."""
+        return await self.known(grant.address, grant.incarnation)
+
+    async def known(self, address: str, incarnation: str) -> Peer:
+        """The peer at `address`. Raises StaleGrantError when another incarnation is there, LayoutMismatchError,
         UnavailableError or DeadlineError."""
-        async with self._lock(grant.address):
-            peer = self._peers.get(grant.address)
-            if peer is None or peer.incarnation != grant.incarnation:
-                found = await self._connect(grant.address)
+        async with self._lock(address):
+            peer = self._peers.get(address)
+            if peer is None or peer.incarnation != incarnation:
+                found = await self._connect(address)
                 if peer is not None and found.incarnation == peer.incarnation:
-                    await found.close()  # The grant is old, not the peer.
+                    self._close(found)  # Who asks is late, not the peer.
                 else:
-                    await self._drop(grant.address)
-                    peer = self._peers[grant.address] = found
-        if peer.incarnation != grant.incarnation:
-            raise StaleGrantError(f"the worker at {grant.address} is not the one that gave grant {grant.grant_id}")
+                    self._drop(address)
+                    peer = self._peers[address] = found
+        if peer.incarnation != incarnation:
+            raise StaleGrantError(f"the worker at {address} is no more incarnation {incarnation}")
         return peer
 
     async def at(self, address: str) -> Peer:
@@ -127,12 +141,17 @@ class Peers:
 
     async def close(self) -> None:
         for address in list(self._peers):
-            await self._drop(address)
+            self._drop(address)
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _lock(self, address: str) -> asyncio.Lock:
         return self._connecting.setdefault(address, asyncio.Lock())
 
     async def _connect(self, address: str) -> Peer:
+        forgotten_s = asyncio.get_running_loop().time() - _FORGET_S
+        for peer in list(self._peers.values()):
+            if peer.address != address and peer.lost_s is not None and peer.lost_s < forgotten_s:
+                self._drop(peer.address)
         channel = self._network.connect(address)
         timeout_s = self._config.rpc_timeout_s
         message = pb.ConnectRequest(
@@ -144,26 +163,38 @@ class Peers:
         try:
             answer = await call(pb_grpc.KVTransferServiceStub(channel).Connect(message, timeout=timeout_s))
             self._layout.require_convertible(KVLayout.from_proto(answer.layout))
-            transport = self._transports.best(answer.transports, address)
+            way = self._transports.best(answer, address)
         except BaseException:
             await channel.close()
             raise
-        peer = Peer(answer, channel, transport, address, timeout_s)
+        peer = Peer(answer, channel, way, address, timeout_s)
         dtype = f"cast here from {self._layout.dtype} to" if peer.layout.dtype != self._layout.dtype else "in"
-        logger.info(
-            "KV to %s at %s goes by %s, %s %s", peer.incarnation, address, peer.transport, dtype, peer.layout.dtype
-        )
+        logger.log(
+            logging.WARNING if way.is_fault else logging.INFO, "KV to %s at %s goes by %s%s, %s %s",
+            peer.incarnation, address, peer.transport, f" ({way.why})" if way.why else "", dtype, peer.layout.dtype,
+        )  # fmt: skip
         return peer
 
-    async def _drop(self, address: str) -> None:
+    def _drop(self, address: str) -> None:
         if peer := self._peers.pop(address, None):
-            await peer.close()
+            self._close(peer)
+
+    def _close(self, peer: Peer) -> None:
+        """Whoever asks for another does not wait for it, nor cut it off."""
+        closing = asyncio.create_task(peer.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
 
 @contextmanager
-def _unless_closed() -> Iterator[None]:
-    """For who still has to do with a peer that was dropped."""
+def _call_to(peer: Peer) -> Iterator[None]:
+    """UnavailableError for who still has to do with a peer that was dropped."""
     try:
         yield
     except grpc.aio.UsageError:
         raise UnavailableError("the connection is closed: another incarnation is there now") from None
+    except UnavailableError:
+        if peer.lost_s is None:
+            peer.lost_s = asyncio.get_running_loop().time()
+        raise
+    peer.lost_s = None

@@ -59,8 +59,10 @@ class Mappings:
     """Segments of other processes, mapped to be read."""
 
     def __init__(self, on_process: Callable[[int], None] = lambda pid: None) -> None:
-        """`on_process` is told of a process when memory of it is mapped that had none."""
+        """`on_process` is told of a process when memory of it is mapped for the first time since it was forgotten."""
         self._on_process = on_process
+        # Processes that were told of: also those of which nothing is mapped now.
+        self._watched: set[int] = set()
         # By token, with the process that it is of.
         self._mapped: OrderedDict[bytes, tuple[int, memoryview]] = OrderedDict()
 
@@ -72,9 +74,9 @@ class Mappings:
             raise FrameError(f"not the place of shared memory: {error}") from error
         mapped = self._mapped.get(token)
         if mapped is None:
-            is_new = all(owner != pid for owner, _ in self._mapped.values())
             mapped = self._mapped[token] = pid, _map(pid, fd, token)
-            if is_new:
+            if pid not in self._watched:
+                self._watched.add(pid)
                 self._on_process(pid)  # Which may tell that it is gone by now.
         else:
             self._mapped.move_to_end(token)
@@ -83,6 +85,7 @@ class Mappings:
         return mapped[1][_HEAD_BYTES : _HEAD_BYTES + num_bytes]
 
     def forget(self, pid: int) -> None:
+        self._watched.discard(pid)
         its = [token for token, (owner, _) in self._mapped.items() if owner == pid]
         if its:
             _unmap([self._mapped.pop(token) for token in its])

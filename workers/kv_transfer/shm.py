@@ -10,16 +10,20 @@ comes of it is a hand-off that nobody commits.
 
 from __future__ import annotations
 
+import uuid
+from pathlib import Path
+
 import grpc.aio
 
 from workers.errors import ConfigError, FrameError, StaleGrantError
-from workers.kv_transfer.base import KVReceiver
+from workers.kv_transfer.base import KVReceiver, Refusal
 from workers.kv_transfer.frame import HEADER_BYTES, UnsentFrame
 from workers.kv_transfer.kv_rows import KVRows
 from workers.kv_transfer.segment import Mappings, Segment, when_ended
 from workers.rpc import Network
 
 _SERVICE, _METHOD = "kvferry.v1.KVFrames", "PutShared"
+_HOST_BYTES = 16
 
 
 class ShmSender:
@@ -83,6 +87,7 @@ class ShmTransport:
     def __init__(self, network: Network) -> None:
         """Raises ConfigError where processes cannot share memory so."""
         self._network = network
+        self._host = _this_host()
         # The memory of one that died is not kept for it.
         self._mappings = Mappings(lambda pid: when_ended(pid, lambda: self._mappings.forget(pid)))
         try:
@@ -108,11 +113,23 @@ class ShmTransport:
         pass
 
     def offer(self) -> bytes:
-        return self._probe.place
+        return self._host + self._probe.place
 
-    def accepts(self, offer: bytes) -> bool:
+    def refusal(self, offer: bytes) -> Refusal | None:
+        host, place = offer[:_HOST_BYTES], offer[_HOST_BYTES:]
         try:
-            Mappings().memory(offer)
-        except FrameError:
-            return False
-        return True
+            Mappings().memory(place)
+        except FrameError as error:
+            if host != self._host:
+                return Refusal("it is on another host")
+            mend = "two containers share memory if they have one pid namespace and one user"
+            return Refusal(f"it is on the same host, but {error.message}; {mend}", is_fault=True)
+        return None
+
+
+def _this_host() -> bytes:
+    """The same in all containers of a host; zeros where the kernel does not tell."""
+    try:
+        return uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
+    except (OSError, ValueError):
+        return bytes(_HOST_BYTES)

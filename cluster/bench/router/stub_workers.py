@@ -65,6 +65,9 @@ class StubWorker(worker_pb2_grpc.WorkerServiceServicer):
             first.finish_reason = pb.FINISH_REASON_LENGTH
         return pb.PrefillResponse(outputs=[first])
 
+    async def ConnectPeer(self, request: Any, context: Any) -> pb.ConnectPeerResponse:
+        return pb.ConnectPeerResponse()
+
     async def Submit(self, request: Any, context: Any) -> pb.SubmitResponse:
         raise NotImplementedError
 

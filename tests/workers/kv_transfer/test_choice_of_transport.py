@@ -17,6 +17,7 @@ from tests.workers.pair import copy_of
 from workers.config import TransferConfig
 from workers.errors import ConfigError, LayoutMismatchError
 from workers.kv_transfer.available import open_transports
+from workers.kv_transfer.base import Refusal
 from workers.kv_transfer.nccl import NcclTransport
 from workers.kv_transfer.pair_group import Gloo
 from workers.kv_transfer.shm import ShmTransport
@@ -76,7 +77,7 @@ def test_two_that_have_none_in_common_are_refused_by_name(prefill, decode):
 
 def test_another_host_is_served_by_grpc_when_auto_and_refused_when_shm_is_forced(monkeypatch):
     # Two hosts are two worlds of process ids: what one offers, the other cannot open.
-    monkeypatch.setattr(ShmTransport, "accepts", lambda self, offer: False)
+    monkeypatch.setattr(ShmTransport, "refusal", lambda self, offer: Refusal("it is on another host"))
     assert ask("auto", "auto")[1] == ["grpc"]
     with pytest.raises(LayoutMismatchError, match="cannot go by shm"):
         ask("shm", "auto")
@@ -127,8 +128,8 @@ def test_one_gpu_is_not_both_ends_of_a_group():
 
     network = SimNetwork().host()
     one, other = (NcclTransport(Card(uuid), network, "a" * 32) for uuid in (b"GPU-1", b"GPU-2"))
-    assert one.accepts(other.offer())
-    assert not one.accepts(one.offer())
+    assert one.refusal(other.offer()) is None
+    assert one.refusal(one.offer()) == Refusal("both are on one GPU, which NCCL takes once")
 
 
 def test_the_other_transports_do_not_load_torch():

@@ -143,9 +143,62 @@ def test_who_still_has_a_peer_that_was_replaced_is_told_so():
         await stage.decode.stop()
         await stage.launch()
         await stage.peers.get(stage.grant(NEW))
+        await asyncio.sleep(0.01)
         packed = old.pack(unsent(Frame(1, OLD, 0, 1, 0, 1, bytes(2))))
         for asked in (old.release(1, ""), old.renew([1], 1.0), old.commit(pb.CommitRequest()), old.send(packed)):
             with pytest.raises(UnavailableError, match="another incarnation"):
                 await asked
+
+    on_stage(script)
+
+
+def test_a_peer_that_no_call_reaches_is_not_told_of_and_is_closed_after_a_while():
+    async def script(stage: Stage) -> None:
+        other = make_worker(stage.network.host(), incarnation="c" * 32)
+        address = await other.start()
+        gone = await stage.peers.known(address, "c" * 32)
+        assert await gone.renew([1], 1.0) == [1]
+        await other.stop()
+        with pytest.raises(UnavailableError):
+            await gone.renew([1], 1.0)
+        assert stage.peers.connected == []
+        await asyncio.sleep(61.0)
+        assert stage.peers._peers
+        await stage.peers.get(stage.grant())
+        assert [peer.incarnation for peer in stage.peers._peers.values()] == [OLD]
+
+    on_stage(script)
+
+
+def test_nothing_is_kept_of_an_address_where_nobody_answers():
+    async def script(stage: Stage) -> None:
+        for port in range(1, 20):
+            with pytest.raises(UnavailableError):
+                await stage.peers.at(f"nowhere:{port}")
+        assert not len(stage.peers._connecting)
+
+    on_stage(script)
+
+
+def test_whoever_is_cut_off_while_a_peer_is_replaced_leaves_no_connection_behind():
+    async def script(stage: Stage) -> None:
+        old = await stage.peers.get(stage.grant(OLD))
+        closing = asyncio.Event()
+        close = old.close
+
+        async def slowly() -> None:
+            await closing.wait()
+            await close()
+
+        old.close = slowly  # type: ignore[method-assign]
+        await stage.decode.stop()
+        await stage.launch()
+        try:
+            async with asyncio.timeout(1.0):
+                await stage.peers.get(stage.grant(NEW))
+        except TimeoutError:
+            pass
+        closing.set()
+        assert [peer.incarnation for peer in stage.peers.connected] == [NEW]
 
     on_stage(script)

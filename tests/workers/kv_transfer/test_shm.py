@@ -20,6 +20,7 @@ from cluster.sim.loop import run
 from cluster.sim.network import SimNetwork
 from tests.workers.kv_transfer.unsent import unsent
 from workers.errors import DeadlineError, FrameError
+from workers.kv_transfer.base import Refusal
 from workers.kv_transfer.frame import Buffer, Frame, decode
 from workers.kv_transfer.kv_rows import KVRows
 from workers.kv_transfer.segment import Mappings, Segment, when_ended
@@ -180,8 +181,13 @@ def test_what_this_host_cannot_read_is_not_accepted():
     segment = Segment(1)
     place = segment.place
     segment.close()
-    assert not transport.accepts(place)
-    assert not transport.accepts(b"nonsense")
+    host = transport.offer()[:16]
+    gone = transport.refusal(host + place)
+    assert gone is not None
+    assert gone.is_fault
+    assert "on the same host, but the shared memory of process" in gone.reason
+    assert transport.refusal(bytes(range(16)) + place) == Refusal("it is on another host")
+    assert transport.refusal(b"nonsense") == Refusal("it is on another host")
 
 
 def test_what_was_packed_and_never_sent_leaves_nothing_open():
@@ -193,3 +199,18 @@ def test_what_was_packed_and_never_sent_leaves_nothing_open():
     del packed
     gc.collect()
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_process_is_watched_once_however_often_its_last_mapping_goes(monkeypatch):
+    monkeypatch.setattr("workers.kv_transfer.segment._MAX_MAPPINGS", 1)
+    # As processes of another number would have it: whose segment it is tells the first field of its place.
+    monkeypatch.setattr("workers.kv_transfer.segment._map", lambda pid, fd, token: memoryview(bytes(8192)))
+    watched: list[int] = []
+    mappings = Mappings(watched.append)
+    places = [struct.pack("<II16sQ", pid, 3, bytes([pid, at]) + bytes(14), 8) for at in range(4) for pid in (5, 6)]
+    for place in places:
+        mappings.memory(place)
+    assert watched == [5, 6]
+    mappings.forget(5)
+    mappings.memory(places[0])
+    assert watched == [5, 6, 5]

@@ -52,7 +52,7 @@ def on_stage(transport: str, script: Callable[[KVSender[Any], Receiver], Awaitab
         }
         way = ways[transport]
         assert way.name == transport
-        assert way.accepts(way.offer())
+        assert way.refusal(way.offer()) is None
         server = host.server()
         way.serve(receiver, server)
         address = await host.listen(server, "h", 0)
