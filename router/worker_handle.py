@@ -51,7 +51,7 @@ class WorkerHandle:
         self.gone_since_s: float | None = 0.0
         self._router_id = router_id
         self._config = config
-        self._channel = network.connect(address)
+        self._channel = network.connect(address, multiplexed=True)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._outputs: dict[str, Outputs] = {}
         # How many sequences each prompt of a job has here.
