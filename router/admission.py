@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from protos import worker_pb2
@@ -108,6 +109,7 @@ class Admission:
                         if not request.job:
                             self._forecast.waited(num_before, _now() - arrived_s)
                         return placement
+                    self._queue.refused(waiter)
                     await self._wait_for_change()
 
     async def _place_again(self, request: Request, tried: Collection[str]) -> Placement:
@@ -157,14 +159,29 @@ class Admission:
             if is_aborting or not self._forecast.may_join(request, decode):
                 continue
             replica_address = self._replica_of(request, decode, "decode", prefill)
-            grant = await self._reserve(decode, request, replica_address)
+            num_to_compute = self._num_to_compute(request, prefill)
+            with self._asking(prefill, decode, num_to_compute):
+                grant = await self._reserve(decode, request, replica_address)
             if grant is None:
                 continue
             if self._is_short(request, grant, decode, prefill):
                 # To submit it there gives the grant back.
                 return self._whole(request, decode, replica_address)
-            return Placement(prefill, decode, grant, replica_address, self._num_to_compute(request, prefill))
+            return Placement(prefill, decode, grant, replica_address, num_to_compute)
         return None
+
+    @contextmanager
+    def _asking(self, prefill: WorkerHandle, decode: WorkerHandle, num_tokens: int) -> Iterator[None]:
+        """Until the end of the block it counts as there: others choose their workers meanwhile."""
+        prefill.num_asked_tokens += num_tokens
+        decode.num_asked += 1
+        self._ranking.num_placed += 1
+        try:
+            yield
+        finally:
+            prefill.num_asked_tokens -= num_tokens
+            decode.num_asked -= 1
+            self._ranking.num_placed -= 1
 
     def _whole(self, request: Request, worker: WorkerHandle, replica_address: str) -> Placement:
         return Placement(worker, worker, None, replica_address, self._num_to_compute(request, worker))
@@ -225,7 +242,8 @@ class Admission:
         for worker, num_cached in zip(ranked, self._ranking.num_cached_tokens(request, ranked), strict=True):
             if decodes and not self._forecast.may_join(request, worker):
                 continue
-            if worker.num_queued_tokens < _MAX_QUEUED_STEPS * (worker.stats.max_num_batched_tokens + num_cached):
+            num_tokens = worker.num_queued_tokens + worker.num_asked_tokens
+            if num_tokens < _MAX_QUEUED_STEPS * (worker.stats.max_num_batched_tokens + num_cached):
                 yield worker
 
     def _ranked(

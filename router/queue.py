@@ -1,19 +1,25 @@
 """The queue of requests without a worker: bounded, by priority, and fair between tenants.
 
 Lower priorities go first. Within a priority the tenant goes next that got the fewest tokens (virtual token counters:
-Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), and within a tenant who came first. One waiter at
-a time has the turn, and loses it to a more urgent one when it finds no room.
+Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), and within a tenant who came first.
+
+Who has a turn asks workers for room. While all find it, more and more may ask at once, since an answer takes its time.
+From the moment when one finds none, one at a time has the turn, so that nobody goes past the first, and loses it to
+a more urgent one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Container, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from workers.errors import OverloadedError
 from workers.request import Request
+
+# That may ask for room at once.
+_MAX_TURNS = 32
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +27,7 @@ class Waiter:
     tenant: str
     priority: int
     num_tokens: int
-    # Set while it waits for its turn.
+    # Set while it waits for its turn, or has it.
     turn: asyncio.Future[None] | None = None
 
 
@@ -33,6 +39,8 @@ class _Level:
         self.waiters: dict[str, list[Waiter]] = {}
         # Tokens that each tenant got since somebody waits here; of those who wait, at least.
         self._served: dict[str, int] = {}
+        # Those of its waiters that have a turn.
+        self._asked: dict[str, int] = {}
 
     def add(self, waiter: Waiter) -> None:
         self._served[waiter.tenant] = self._start(waiter.tenant)
@@ -47,9 +55,18 @@ class _Level:
     def serve(self, waiter: Waiter) -> None:
         self._served[waiter.tenant] += waiter.num_tokens
 
-    def first(self) -> Waiter:
+    def ask(self, waiter: Waiter) -> None:
+        self._asked[waiter.tenant] = self._asked.get(waiter.tenant, 0) + waiter.num_tokens
+
+    def asked(self, waiter: Waiter) -> None:
+        """It asks no more."""
+        self._asked[waiter.tenant] -= waiter.num_tokens
+
+    def first(self, but: Container[Waiter]) -> Waiter | None:
+        firsts = {tenant: next((w for w in waiters if w not in but), None) for tenant, waiters in self.waiters.items()}
+        free = [tenant for tenant, first in firsts.items() if first is not None]
         # Of equals, the tenant that waits longer.
-        return self.waiters[min(self.waiters, key=lambda tenant: self._served[tenant])][0]
+        return firsts[min(free, key=self._claim)] if free else None
 
     def num_tokens_before(self, tenant: str, num_tokens: int) -> int:
         """Of the other tenants: no more than the tenant itself has got with its last token."""
@@ -61,6 +78,9 @@ class _Level:
             before += min(waiting, max(0, start + own + num_tokens - self._served[other]))
         return before
 
+    def _claim(self, tenant: str) -> int:
+        return self._served[tenant] + self._asked.get(tenant, 0)
+
     def _start(self, tenant: str) -> int:
         """What it has got, as far as that counts: who comes back has no claim to what it did not ask for meanwhile."""
         if tenant in self.waiters:
@@ -70,11 +90,14 @@ class _Level:
 
 class RequestQueue:
     def __init__(self, max_num_queued_reqs: int, changed: asyncio.Event) -> None:
-        """`changed` is set when whoever has the turn should look whether it still has."""
+        """`changed` is set when whoever has a turn should look whether it still has."""
         self._max_num_queued_reqs = max_num_queued_reqs
         self._changed = changed
         self._levels: dict[int, _Level] = {}
-        self._holder: Waiter | None = None
+        # Who has a turn; how many may; who found no room with it, and waits. Dicts for sets: in order.
+        self._asking: dict[Waiter, None] = {}
+        self._num_turns = 1
+        self._refused: dict[Waiter, None] = {}
         self._num_waiting = 0
 
     def __len__(self) -> int:
@@ -95,7 +118,7 @@ class RequestQueue:
             self._displace_for(waiter)
         self._levels.setdefault(waiter.priority, _Level()).add(waiter)
         self._num_waiting += 1
-        if self._holder is not None and self._first() is waiter:
+        if self._asking and self._first(but=()) is waiter:
             self._changed.set()
         try:
             yield waiter
@@ -104,7 +127,7 @@ class RequestQueue:
 
     @asynccontextmanager
     async def turn(self, waiter: Waiter) -> AsyncIterator[None]:
-        """Wait until it is first and nobody else has the turn, and have it until the end of the block.
+        """Wait until it is first of those that have none and may have one, and have it until the end of the block.
 
         Raises OverloadedError when another has taken its place in the queue.
         """
@@ -117,24 +140,37 @@ class RequestQueue:
             waiter.turn = None
             if turn.done() and not turn.cancelled():
                 turn.exception()  # It counts as seen, should both it and a cancellation have come.
-            if self._holder is waiter:
-                self._holder = None
+            if waiter in self._asking:
+                del self._asking[waiter]
+                self._levels[waiter.priority].asked(waiter)
             self._pass_on()
 
     def served(self, waiter: Waiter) -> None:
         """It has got what it waited for, which counts for its tenant."""
         self._levels[waiter.priority].serve(waiter)
+        self._refused.pop(waiter, None)
+        self._num_turns = min(2 * self._num_turns, _MAX_TURNS)
 
-    def _first(self) -> Waiter | None:
-        return self._levels[min(self._levels)].first() if self._levels else None
+    def refused(self, waiter: Waiter) -> None:
+        """There is no room for it now: until it is served nobody else asks, but who goes before it."""
+        self._refused[waiter] = None
+        self._num_turns = 1
+
+    def _first(self, but: Container[Waiter]) -> Waiter | None:
+        firsts = (self._levels[priority].first(but) for priority in sorted(self._levels))
+        return next((first for first in firsts if first is not None), None)
 
     def _pass_on(self) -> None:
-        first = self._first()
-        if self._holder is None and first is not None and first.turn is not None and not first.turn.done():
-            self._holder = first
+        while len(self._asking) < (1 if self._refused else self._num_turns):
+            first = self._first(but=self._asking)
+            if first is None or first.turn is None or first.turn.done():
+                return
+            self._asking[first] = None
+            self._levels[first.priority].ask(first)
             first.turn.set_result(None)
 
     def _remove(self, waiter: Waiter) -> None:
+        self._refused.pop(waiter, None)
         level = self._levels[waiter.priority]
         level.remove(waiter)
         if not level.waiters:

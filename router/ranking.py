@@ -44,7 +44,7 @@ class Ranking:
 
 def _load(worker: WorkerHandle, num_cached_tokens: int, others: Sequence[WorkerHandle]) -> Load:
     return Load(
-        worker.num_queued_tokens,
+        worker.num_queued_tokens + worker.num_asked_tokens,
         worker.num_requests,
         worker.stats.blocks_free + worker.stats.blocks_cached,
         num_cached_tokens,

@@ -45,13 +45,17 @@ class WorkerHandle:
         self.pace = Pace()
         # Prompt tokens sent for prefill whose token 1 has not come back.
         self.num_queued_tokens = 0
+        # Of requests that are being placed: their prompts' tokens, if it is here that they are to be computed, and how
+        # many are to be decoded here.
+        self.num_asked_tokens = 0
+        self.num_asked = 0
         # Set when something may have changed for those who wait for room.
         self.changed = asyncio.Event()
         # On the event loop's clock; None: it is there.
         self.gone_since_s: float | None = 0.0
         self._router_id = router_id
         self._config = config
-        self._channel = network.connect(address)
+        self._channel = network.connect(address, multiplexed=True)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._outputs: dict[str, Outputs] = {}
         # How many sequences each prompt of a job has here.
@@ -95,7 +99,8 @@ class WorkerHandle:
 
     @property
     def num_requests(self) -> int:
-        return len(self._outputs)
+        """That decode here, or are about to."""
+        return len(self._outputs) + self.num_asked
 
     @property
     def num_jobs(self) -> int:

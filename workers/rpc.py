@@ -7,16 +7,19 @@ import functools
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import grpc
 import grpc.aio
 
+from protos.calls_pb2_grpc import add_MultiplexServiceServicer_to_server
 from workers import errors
 from workers.errors import KVFerryError
+from workers.rpc_multiplex import MultiplexedChannel, MultiplexService
 from workers.rpc_stream import StreamedCalls, add_streamed_calls
 
 M = TypeVar("M")
+S = TypeVar("S")
 
 _ERROR_KEY, _PARAM_KEY, _CODE_KEY = "kvferry-error", "kvferry-param", "kvferry-code"
 _RETRY_KEY = "kvferry-retry-after-s"
@@ -52,13 +55,17 @@ class BytesCaller(Protocol):
 class Network(Protocol):
     """Where channels and servers come from: gRPC, or the simulator's in-memory network."""
 
-    def connect(self, address: str, *, bulk: bool = False) -> grpc.aio.Channel:
-        """A channel to host:port; `bulk` ones do not share a connection with small calls."""
+    def connect(self, address: str, *, bulk: bool = False, multiplexed: bool = False) -> grpc.aio.Channel:
+        """A channel to host:port; `bulk` ones do not share a connection with small calls. `multiplexed`: for a stub of
+        what `add_multiplexed` added there, many of whose unary calls run at once."""
 
     def server(
         self, interceptors: Sequence[grpc.aio.ServerInterceptor] = (), max_message_bytes: int = -1
     ) -> grpc.aio.Server:
         """`max_message_bytes`: of one that it is sent, before it is read; -1: any."""
+
+    def add_multiplexed(self, server: grpc.aio.Server, add: Callable[[S, grpc.aio.Server], None], servicer: S) -> None:
+        """Let `add`, which is generated code, add the servicer for multiplexed channels and others. Once a server."""
 
     def bytes_caller(self, channel: grpc.aio.Channel, service: str, method: str) -> BytesCaller:
         """Calls what `answer_bytes` answers."""
@@ -73,14 +80,22 @@ class Network(Protocol):
 
 
 class GrpcNetwork:
-    def connect(self, address: str, *, bulk: bool = False) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(address, options=_OPTIONS + _ANY_LENGTH + (_BULK_OPTIONS if bulk else ()))
+    def connect(self, address: str, *, bulk: bool = False, multiplexed: bool = False) -> grpc.aio.Channel:
+        options = _OPTIONS + _ANY_LENGTH + (_BULK_OPTIONS if bulk else ())
+        channel = grpc.aio.insecure_channel(address, options=options)
+        return cast(grpc.aio.Channel, MultiplexedChannel(channel)) if multiplexed else channel
 
     def server(
         self, interceptors: Sequence[grpc.aio.ServerInterceptor] = (), max_message_bytes: int = -1
     ) -> grpc.aio.Server:
         limit = (("grpc.max_receive_message_length", max_message_bytes),)
         return grpc.aio.server(interceptors=interceptors, options=_OPTIONS + _BULK_OPTIONS[:-1] + limit)
+
+    def add_multiplexed(self, server: grpc.aio.Server, add: Callable[[S, grpc.aio.Server], None], servicer: S) -> None:
+        multiplexed = MultiplexService()
+        add(servicer, cast(grpc.aio.Server, multiplexed))
+        add(servicer, server)
+        add_MultiplexServiceServicer_to_server(multiplexed, server)
 
     def bytes_caller(self, channel: grpc.aio.Channel, service: str, method: str) -> BytesCaller:
         return StreamedCalls(channel, service, method)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import add, attrgetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +19,11 @@ class Timeline:
     decode_s: float = 0.0
 
     def __add__(self, other: Timeline) -> Timeline:
-        return Timeline(*(getattr(self, name) + getattr(other, name) for name in Timeline.__slots__))
+        return Timeline(*map(add, _phases(self), _phases(other)))
 
     def __or__(self, later: Timeline) -> Timeline:
         """What two who told of one try have told: each phase grows, so that the longer is the later."""
-        return Timeline(*(max(getattr(self, name), getattr(later, name)) for name in Timeline.__slots__))
+        return Timeline(*map(max, _phases(self), _phases(later)))
 
     @property
     def total_s(self) -> float:
@@ -31,4 +32,5 @@ class Timeline:
         return sum(parts) + self.decode_queued_s + self.decode_s
 
 
+_phases = attrgetter(*Timeline.__slots__)
 NO_TIME = Timeline()

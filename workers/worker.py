@@ -219,7 +219,8 @@ class Worker:
 
     def _add_services(self, server: grpc.aio.Server) -> None:
         border = faulty_border(self) if self.config.faults else border_of(self)
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(border.worker_service, server)
+        add = worker_pb2_grpc.add_WorkerServiceServicer_to_server
+        self._network.add_multiplexed(server, add, border.worker_service)
         kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(border.kv_service, server)
         self.transports.serve(border.receiver, server)
 

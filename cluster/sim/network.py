@@ -24,6 +24,7 @@ from workers.rpc import BytesCaller
 
 C = TypeVar("C", bound=ClientCall)
 T = TypeVar("T")
+S = TypeVar("S")
 # Seconds a message of so many bytes takes.
 Latency = Callable[[random.Random, int], float]
 # What becomes of a message: its copies, each with the seconds that it is late. None: it is lost.
@@ -145,7 +146,8 @@ class Host:
         self.calls: dict[ClientCall, None] = {}
         self.servers: list[SimServer] = []
 
-    def connect(self, address: str, *, bulk: bool = False) -> grpc.aio.Channel:
+    def connect(self, address: str, *, bulk: bool = False, multiplexed: bool = False) -> grpc.aio.Channel:
+        """Each call by itself: what a fault hits is one."""
         return cast(grpc.aio.Channel, SimChannel(self, address))
 
     def server(
@@ -153,6 +155,9 @@ class Host:
     ) -> grpc.aio.Server:
         assert not interceptors, "calls of the simulated network have no metadata"
         return cast(grpc.aio.Server, SimServer(self))
+
+    def add_multiplexed(self, server: grpc.aio.Server, add: Callable[[S, grpc.aio.Server], None], servicer: S) -> None:
+        add(servicer, server)
 
     def bytes_caller(self, channel: grpc.aio.Channel, service: str, method: str) -> BytesCaller:
         """Each call by itself: what a fault hits is one frame."""

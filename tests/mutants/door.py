@@ -10,6 +10,7 @@ EDGE = "router/http/edge.py"
 LEAVERS = "tests/router/test_early_leavers.py"
 FAILED = "tests/router/test_failed_generations.py"
 QUEUE_TESTS = "tests/router/test_queue.py"
+ASKING = "tests/router/test_asking_at_once.py"
 OVERLOAD = "tests/router/test_overload.py"
 PREDICTION = "tests/router/test_prediction.py"
 KEYS = "tests/router/test_api_keys.py"
@@ -65,8 +66,8 @@ DOOR = (
         "lower priorities go first",
         "",
         QUEUE,
-        "self._levels[min(self._levels)].first()",
-        "next(iter(self._levels.values())).first()",
+        "self._levels[priority].first(but) for priority in sorted(self._levels)",
+        "self._levels[priority].first(but) for priority in self._levels",
         (
             f"{QUEUE_TESTS}::test_lower_priorities_go_first_even_before_one_that_has_the_turn",
             f"{OVERLOAD}::test_urgent_requests_wait_for_a_place_and_not_for_the_jobs_before_them",
@@ -76,9 +77,33 @@ DOOR = (
         "a waiter without room steps back for one that is more urgent",
         "",
         QUEUE,
-        "if self._holder is not None and self._first() is waiter:",
+        "if self._asking and self._first(but=()) is waiter:",
         "if False:",
         (f"{QUEUE_TESTS}::test_who_waits_with_the_turn_hears_of_a_more_urgent_one_at_once",),
+    ),
+    Mutant(
+        "nobody asks past the first that found no room",
+        "",
+        QUEUE,
+        "(1 if self._refused else self._num_turns)",
+        "self._num_turns",
+        (f"{ASKING}::test_nobody_goes_past_the_first_that_found_no_room",),
+    ),
+    Mutant(
+        "several ask for room at once",
+        "",
+        QUEUE,
+        "min(2 * self._num_turns, _MAX_TURNS)",
+        "1",
+        (f"{ASKING}::test_requests_of_one_moment_do_not_wait_for_each_others_grants",),
+    ),
+    Mutant(
+        "who asks a decode worker for room counts there",
+        "",
+        "router/admission.py",
+        "decode.num_asked += 1",
+        "decode.num_asked += 0",
+        (f"{ASKING}::test_who_asks_counts_where_it_asks",),
     ),
     Mutant(
         "tenants get equal tokens",

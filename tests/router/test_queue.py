@@ -32,6 +32,7 @@ class Crowd:
                         self.queue.served(waiter)
                         self.served.append(name)
                         return
+                    self.queue.refused(waiter)
                     self.changed.clear()
                     await self.changed.wait()
 

@@ -126,7 +126,7 @@ async def serve(step_s: float, pipe: Connection) -> None:
     network, addresses, servers = GrpcNetwork(), [], []
     for worker in workers:
         server = network.server()
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, server)
+        network.add_multiplexed(server, worker_pb2_grpc.add_WorkerServiceServicer_to_server, worker)
         addresses.append(await network.listen(server, "127.0.0.1", 0))
         servers.append(server)
     pipe.send(addresses)
