@@ -35,7 +35,7 @@ class AsyncJob(KnownJob):
 
     async def refresh(self) -> JobInfo:
         """Look now."""
-        self.info = await self._jobs.info(self.id)
+        self._see(await self._jobs.info(self.id))
         return self.info
 
     def results(self) -> AsyncGenerator[JobResult]:
@@ -53,8 +53,13 @@ class AsyncJob(KnownJob):
         """Its prompts that have no answer yet get none. False: it had ended before."""
         if self.info.ended:
             return False
-        self.info = await self._jobs.cancel(self.id)
+        self._see(await self._jobs.cancel(self.id))
         return self.info.status == "cancelled"
+
+    def _see(self, info: JobInfo) -> None:
+        # Of two looks at once the one that saw the end is right.
+        if not self.info.ended:
+            self.info = info
 
     def __await__(self) -> Generator[Any, Any, list[JobResult]]:
         return self.result().__await__()
@@ -108,16 +113,17 @@ class AsyncJobs:
         """As they come. It goes on at another router when one dies."""
         connection, patience = self._connection, self._connection.patience()
         request, ended = pb.JobResultsRequest(job_id=job_id), False
-        while not ended:
-            call = connection.stubs[patience.at].jobs.JobResults(request, metadata=connection.metadata)
-            try:
-                async for message in call:
-                    patience.heard()
-                    for result in message.results:
-                        request.start = result.place + 1
-                        yield result_from_pb(result)
-                ended = True
-            except grpc.aio.AioRpcError as exc:
-                await asyncio.sleep(patience.pause_s(exc))
-            finally:
-                call.cancel()
+        with connection.routers.in_use():
+            while not ended:
+                call = connection.stubs[patience.at].jobs.JobResults(request, metadata=connection.metadata)
+                try:
+                    async for message in call:
+                        patience.heard()
+                        for result in message.results:
+                            request.start = result.place + 1
+                            yield result_from_pb(result)
+                    ended = True
+                except grpc.aio.AioRpcError as exc:
+                    await asyncio.sleep(patience.pause_s(exc))
+                finally:
+                    call.cancel()

@@ -103,7 +103,8 @@ class Admission:
                         if not request.job:
                             self._forecast.waited(num_before, _now() - arrived_s)
                         return placement
-                    await self._wait_for_change()
+                    if not (self._forecast.holds_back(request) and self._queue.hold_back_jobs()):
+                        await self._wait_for_change()
 
     async def _place_again(self, request: Request, tried: Collection[str]) -> Placement:
         self._num_retrying += 1

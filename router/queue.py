@@ -3,11 +3,16 @@
 Lower priorities go first. Within a priority the tenant goes next that got the fewest tokens (virtual token counters:
 Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), and within a tenant who came first. One waiter at
 a time has the turn, and loses it to a more urgent one when it finds no room.
+
+Prompts of jobs stand in that order too, behind requests of their priority. No load keeps them waiting for ever: of so
+many that leave the queue one is a job's, if one waits. And what is forbidden to them alone keeps nobody else waiting: a
+job that is held back lets all requests pass. How many jobs wait is bounded by jobs.max_in_flight, not here.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -15,12 +20,16 @@ from dataclasses import dataclass
 from workers.errors import OverloadedError
 from workers.request import Request
 
+# Of those that leave the queue while jobs wait, one of so many is a job's.
+_JOBS_SHARE = 32
+
 
 @dataclass(slots=True, eq=False)
 class Waiter:
     tenant: str
     priority: int
     num_tokens: int
+    job: bool = False
     # Set while it waits for its turn.
     turn: asyncio.Future[None] | None = None
 
@@ -73,28 +82,34 @@ class RequestQueue:
         """`changed` is set when whoever has the turn should look whether it still has."""
         self._max_num_queued_reqs = max_num_queued_reqs
         self._changed = changed
-        self._levels: dict[int, _Level] = {}
+        # By priority, and whether they are jobs.
+        self._levels: dict[tuple[int, bool], _Level] = {}
         self._holder: Waiter | None = None
-        self._num_waiting = 0
+        # By whether they are jobs.
+        self._num_waiting = Counter[bool]()
+        # Requests that got what they waited for since a job did, or since one waits.
+        self._num_since_job = 0
+        # Until one of the requests gets what it waits for.
+        self._jobs_are_held_back = False
 
     def __len__(self) -> int:
-        return self._num_waiting
+        return self._num_waiting.total()
 
     def num_tokens_before(self, request: Request) -> int:
         """Of those that wait, the tokens that go before the request, should it come now; nobody comes after it."""
-        more_urgent = [level for priority, level in self._levels.items() if priority < request.priority]
+        own = (request.priority, request.job)
+        more_urgent = [level for key, level in self._levels.items() if key < own]
         waiting = sum(w.num_tokens for level in more_urgent for ws in level.waiters.values() for w in ws)
-        level = self._levels.get(request.priority)
+        level = self._levels.get(own)
         return waiting + (level.num_tokens_before(request.tenant, request.num_tokens) if level else 0)
 
     @contextmanager
     def joined(self, request: Request) -> Iterator[Waiter]:
         """A place in the queue until the end of the block. OverloadedError when it is full of no less urgent ones."""
-        waiter = Waiter(request.tenant, request.priority, request.num_tokens)
-        if self._num_waiting >= self._max_num_queued_reqs:
+        waiter = Waiter(request.tenant, request.priority, request.num_tokens, request.job)
+        if not waiter.job and self._num_waiting[False] >= self._max_num_queued_reqs:
             self._displace_for(waiter)
-        self._levels.setdefault(waiter.priority, _Level()).add(waiter)
-        self._num_waiting += 1
+        self._add(waiter)
         if self._holder is not None and self._first() is waiter:
             self._changed.set()
         try:
@@ -123,10 +138,27 @@ class RequestQueue:
 
     def served(self, waiter: Waiter) -> None:
         """It has got what it waited for, which counts for its tenant."""
-        self._levels[waiter.priority].serve(waiter)
+        self._levels[waiter.priority, waiter.job].serve(waiter)
+        self._num_since_job = 0 if waiter.job else self._num_since_job + 1
+        self._jobs_are_held_back = False
+
+    def hold_back_jobs(self) -> bool:
+        """The job that has the turn may not have what it waits for: it looks again when a request has got its own, or
+        none waits. Whether one does."""
+        self._jobs_are_held_back = True
+        return self._num_waiting[False] > 0
 
     def _first(self) -> Waiter | None:
-        return self._levels[min(self._levels)].first() if self._levels else None
+        request, job = self._most_urgent(job=False), self._most_urgent(job=True)
+        if request is None or job is None:
+            return request or job
+        if self._jobs_are_held_back:
+            return request
+        return job if job.priority < request.priority or self._num_since_job >= _JOBS_SHARE - 1 else request
+
+    def _most_urgent(self, job: bool) -> Waiter | None:
+        levels = [key for key in self._levels if key[1] == job]
+        return self._levels[min(levels)].first() if levels else None
 
     def _pass_on(self) -> None:
         first = self._first()
@@ -134,18 +166,24 @@ class RequestQueue:
             self._holder = first
             first.turn.set_result(None)
 
+    def _add(self, waiter: Waiter) -> None:
+        self._levels.setdefault((waiter.priority, waiter.job), _Level()).add(waiter)
+        self._num_waiting[waiter.job] += 1
+        if waiter.job and self._num_waiting[True] == 1:
+            self._num_since_job = 0
+
     def _remove(self, waiter: Waiter) -> None:
-        level = self._levels[waiter.priority]
-        level.remove(waiter)
-        if not level.waiters:
+        key = waiter.priority, waiter.job
+        self._levels[key].remove(waiter)
+        if not self._levels[key].waiters:
             # Nobody is left to be fair to.
-            del self._levels[waiter.priority]
-        self._num_waiting -= 1
+            del self._levels[key]
+        self._num_waiting[waiter.job] -= 1
         self._pass_on()
 
     def _displace_for(self, new: Waiter) -> None:
         """Refuse the latest of the least urgent, of the tenant that has most of them; or `new`, if it is no better."""
-        level = self._levels[max(self._levels)]
+        level = self._levels[max(key for key in self._levels if not key[1])]
         tenant = max(level.waiters, key=lambda tenant: len(level.waiters[tenant]))
         victim = next((w for w in reversed(level.waiters[tenant]) if w.turn is not None and not w.turn.done()), None)
         fairer = len(level.waiters.get(new.tenant, ())) + 1 < len(level.waiters[tenant])
@@ -156,5 +194,6 @@ class RequestQueue:
 
     def _full(self) -> OverloadedError:
         return OverloadedError(
-            f"{self._num_waiting} requests wait already (router.max_num_queued_reqs); retry later", code="queue_full"
+            f"{self._num_waiting[False]} requests wait already (router.max_num_queued_reqs); retry later",
+            code="queue_full",
         )

@@ -19,6 +19,7 @@ WORDS = ("Hello", ", ", "world", "!\n")
 class FakeRouter(router_pb2_grpc.RouterServiceServicer):
     def __init__(self) -> None:
         self.requests: list[pb.GenerateRequest] = []
+        self.asked = threading.Event()
         self.cancelled = threading.Event()
         self.target = ""
         self.traces: dict[str, pb.Trace] = {}
@@ -27,6 +28,7 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> Any:  # noqa: N802
         self.requests.append(request)
+        self.asked.set()
         if request.text == "bad":
             await abort_with(context, InvalidRequestError("max_tokens must be positive", param="max_tokens"))
         if request.text == "busy":

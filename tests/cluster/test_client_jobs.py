@@ -74,7 +74,7 @@ def test_whoever_waits_for_a_job_hears_when_its_client_is_closed(tmp_path):
     with job_server(jobs_config(tmp_path), num_permits=0) as server:
         with Client(server.target) as client:
             job = client.submit(PROMPTS)
-        with pytest.raises(UnavailableError, match="the client was closed"):
+        with pytest.raises(UnavailableError, match="the client is closed"):
             job.result(timeout=5)
 
 

@@ -65,8 +65,8 @@ DOOR = (
         "lower priorities go first",
         "",
         QUEUE,
-        "self._levels[min(self._levels)].first()",
-        "next(iter(self._levels.values())).first()",
+        "self._levels[min(levels)].first()",
+        "self._levels[levels[0]].first()",
         (
             f"{QUEUE_TESTS}::test_lower_priorities_go_first_even_before_one_that_has_the_turn",
             f"{OVERLOAD}::test_urgent_requests_wait_for_a_place_and_not_for_the_jobs_before_them",
@@ -84,7 +84,7 @@ DOOR = (
         "tenants get equal tokens",
         "",
         QUEUE,
-        "self._levels[waiter.priority].serve(waiter)",
+        "self._levels[waiter.priority, waiter.job].serve(waiter)",
         "pass",
         (
             f"{QUEUE_TESTS}::test_tenants_get_as_many_tokens_and_not_as_many_requests",
