@@ -109,6 +109,13 @@ class AsyncJobs:
         )
         return info_from_pb(answer.job)
 
+    async def delete(self, job_id: str) -> None:
+        """With its results; it has to have ended. To make room where jobs.max_tenant_job_bytes is reached."""
+        request, metadata = pb.DeleteJobRequest(job_id=job_id), self._connection.metadata
+        await self._connection.call(
+            lambda stubs, timeout_s: stubs.jobs.DeleteJob(request, timeout=timeout_s, metadata=metadata), CALL_TIMEOUT_S
+        )
+
     async def results(self, job_id: str) -> AsyncGenerator[JobResult]:
         """As they come. It goes on at another router when one dies."""
         connection, patience = self._connection, self._connection.patience()

@@ -120,6 +120,13 @@ class Jobs:
         )
         return info_from_pb(answer.job)
 
+    def delete(self, job_id: str) -> None:
+        """With its results; it has to have ended. To make room where jobs.max_tenant_job_bytes is reached."""
+        request, metadata = pb.DeleteJobRequest(job_id=job_id), self._connection.metadata
+        self._connection.call(
+            lambda stubs, timeout_s: stubs.jobs.DeleteJob(request, timeout=timeout_s, metadata=metadata), CALL_TIMEOUT_S
+        )
+
     def results(self, job_id: str) -> Generator[JobResult]:
         """As they come. It goes on at another router when one dies."""
         connection, patience = self._connection, Patience(self._connection.routers, job_id)

@@ -76,6 +76,12 @@ class JobService(router_pb2_grpc.JobServiceServicer):
         self._jobs.drop(job.key)
         return pb.CancelJobResponse(job=_job_to_pb(job))
 
+    @typed_errors
+    async def DeleteJob(self, request: pb.DeleteJobRequest, context: Context) -> pb.DeleteJobResponse:
+        _native(await self._store.get(calling_tenant(), request.job_id))
+        await self._store.delete(calling_tenant(), request.job_id)
+        return pb.DeleteJobResponse()
+
     async def JobResults(self, request: pb.JobResultsRequest, context: Context) -> None:  # type: ignore[override]
         place, wait_s = max(request.start, 0), _FIRST_LOOK_S
         try:

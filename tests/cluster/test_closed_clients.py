@@ -29,6 +29,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "jobs.info": lambda client: client.jobs.info("job"),
     "jobs.list": lambda client: client.jobs.list(),
     "jobs.cancel": lambda client: client.jobs.cancel("job"),
+    "jobs.delete": lambda client: client.jobs.delete("job"),
     "jobs.results": lambda client: next(client.jobs.results("job")),
 }
 ASYNC_CALLS: dict[str, Callable[[Any], Any]] = {

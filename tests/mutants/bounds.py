@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 SHARE_TESTS = "tests/router/test_job_share.py"
+QUOTA_TESTS = "tests/router/test_job_quota.py"
+FILE_TESTS = "tests/router/test_file_reading.py"
 CLOSED_TESTS = "tests/cluster/test_closed_clients.py"
 
 BOUNDS = (
@@ -55,5 +57,61 @@ BOUNDS = (
         "except (KVFerryError, ValueError, grpc.aio.UsageError, asyncio.CancelledError) as exc:",
         "except (KVFerryError, ValueError, grpc.aio.UsageError) as exc:",
         (f"{CLOSED_TESTS}::test_closing_an_async_client_is_no_cancellation_of_who_waits",),
+    ),
+    Mutant(
+        "a tenant's jobs have so much room",
+        "-",
+        "router/jobs/store.py",
+        "    require_room(session, job.tenant, num_bytes, config.max_tenant_job_bytes, job.param)\n",
+        "",
+        (
+            f"{QUOTA_TESTS}::test_a_tenants_jobs_have_room_for_so_much_and_each_tenant_has_its_own[sqlite]",
+            f"{QUOTA_TESTS}::test_both_apis_say_what_is_full_and_how_to_make_room",
+        ),
+    ),
+    Mutant(
+        "answers count like prompts",
+        "-",
+        "router/jobs/runner.py",
+        "            self._require_room(claim)\n",
+        "",
+        (f"{QUOTA_TESTS}::test_once_a_tenants_answers_fill_it_the_rest_is_not_worked_on_and_says_why",),
+    ),
+    Mutant(
+        "what is removed makes room",
+        "-",
+        "router/jobs/end.py",
+        "row.num_bytes = max(0, row.num_bytes - freed)",
+        "row.num_bytes = max(freed, row.num_bytes)",
+        (
+            f"{QUOTA_TESTS}::test_room_comes_back[sqlite-cancel]",
+            f"{QUOTA_TESTS}::test_deleting_a_batchs_output_file_makes_room",
+            f"{QUOTA_TESTS}::test_what_is_counted_is_what_is_there_whatever_becomes_of_jobs[sqlite]",
+        ),
+    ),
+    Mutant(
+        "a late answer meets no job but its own",
+        "-",
+        "router/jobs/tables.py",
+        ', {"sqlite_autoincrement": True})',
+        ",)",
+        (f"{QUOTA_TESTS}::test_an_answer_that_comes_after_its_job_was_deleted_is_no_other_jobs[sqlite]",),
+    ),
+    Mutant(
+        "a file that goes while it is read is an error",
+        "-",
+        "router/batches/file_store.py",
+        "            piece, place = await self._database.run(find)\n",
+        "            try:\n                piece, place = await self._database.run(find)\n"
+        "            except NotFoundError:\n                return\n",
+        (f"{FILE_TESTS}::test_answers_that_expire_while_they_are_read_are_an_error_and_no_shorter_file[sqlite]",),
+    ),
+    Mutant(
+        "jobs do not wait for the lines of a file",
+        "-",
+        "router/batches/batches.py",
+        "await asyncio.to_thread(parse_lines, content, body.endpoint, self._max_num_prompts)",
+        "parse_lines(content, body.endpoint, self._max_num_prompts)",
+        (f"{FILE_TESTS}::test_jobs_go_on_while_the_lines_of_a_large_file_are_read",),
     ),
 )
