@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, defer
 
 from router.jobs.database import Database
 from router.jobs.end import drop_answers
+from router.jobs.room import ROW_BYTES
 from router.jobs.store import Clock
 from router.jobs.tables import AnswerRow, FileRow
 from workers.errors import InvalidRequestError, NotFoundError
@@ -110,11 +111,13 @@ class FileStore:
 
 def _require_room(session: Session, tenant: str, num_bytes: int, quota_bytes: int) -> None:
     # What shows a job's answers is no copy.
-    uploaded = select(func.sum(FileRow.num_bytes)).where(FileRow.tenant == tenant, FileRow.job_key.is_(None))
-    num_there = session.scalar(uploaded) or 0
+    uploaded = select(func.sum(FileRow.num_bytes + ROW_BYTES)).where(
+        FileRow.tenant == tenant, FileRow.job_key.is_(None)
+    )
+    num_there, num_bytes = session.scalar(uploaded) or 0, num_bytes + ROW_BYTES
     if num_there + num_bytes > quota_bytes:
         raise InvalidRequestError(
-            f"your files have {num_there} bytes, and {num_bytes} more are over {quota_bytes} "
+            f"your files take {num_there} bytes, and {num_bytes} more are over {quota_bytes} "
             "(jobs.max_tenant_file_bytes): delete some that no batch needs any more",
             param="file",
             code="file_quota_exceeded",

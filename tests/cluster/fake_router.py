@@ -99,7 +99,9 @@ def _worker(name: str, role: str) -> pb.WorkerStatus:
 
 
 @contextmanager
-def serving(router: FakeRouter | None = None) -> Iterator[FakeRouter]:
+def serving(
+    router: FakeRouter | None = None, jobs: router_pb2_grpc.JobServiceServicer | None = None
+) -> Iterator[FakeRouter]:
     router = router or FakeRouter()
     started, loop = threading.Event(), asyncio.new_event_loop()
     stop = asyncio.Event()
@@ -108,6 +110,8 @@ def serving(router: FakeRouter | None = None) -> Iterator[FakeRouter]:
         network = GrpcNetwork()
         server = network.server()
         router_pb2_grpc.add_RouterServiceServicer_to_server(router, server)
+        if jobs is not None:
+            router_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)
         router.target = await network.listen(server, "127.0.0.1", 0)
         started.set()
         await stop.wait()

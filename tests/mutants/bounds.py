@@ -114,4 +114,23 @@ BOUNDS = (
         "parse_lines(content, body.endpoint, self._max_num_prompts)",
         (f"{FILE_TESTS}::test_jobs_go_on_while_the_lines_of_a_large_file_are_read",),
     ),
+    Mutant(
+        "a router says at once that it has the job",
+        "-",
+        "router/jobs/service.py",
+        "if answers or not told:",
+        "if answers:",
+        ("tests/cluster/test_job_patience.py::test_a_router_says_at_once_that_it_has_the_job",),
+    ),
+    Mutant(
+        "who reads results is patient anew after each router that was there",
+        "-",
+        "cluster/jobs.py",
+        "                        patience.heard()\n",
+        "",
+        (
+            "tests/cluster/test_job_patience.py"
+            "::test_who_reads_results_waits_as_long_for_each_router_that_goes[blocking]",
+        ),
+    ),
 )
