@@ -35,7 +35,7 @@ class AsyncJob(KnownJob):
 
     async def refresh(self) -> JobInfo:
         """Look now."""
-        self._see(await self._jobs.info(self.id))
+        self._saw(await self._jobs.info(self.id))
         return self.info
 
     def results(self) -> AsyncGenerator[JobResult]:
@@ -53,13 +53,8 @@ class AsyncJob(KnownJob):
         """Its prompts that have no answer yet get none. False: it had ended before."""
         if self.info.ended:
             return False
-        self._see(await self._jobs.cancel(self.id))
+        self._saw(await self._jobs.cancel(self.id))
         return self.info.status == "cancelled"
-
-    def _see(self, info: JobInfo) -> None:
-        # Of two looks at once the one that saw the end is right.
-        if not self.info.ended:
-            self.info = info
 
     def __await__(self) -> Generator[Any, Any, list[JobResult]]:
         return self.result().__await__()

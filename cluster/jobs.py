@@ -67,9 +67,7 @@ class Job(KnownJob, Future[list[JobResult]]):
 
     def _see(self, info: JobInfo) -> None:
         with self._seeing:
-            # Of two looks at once the one that saw the end is right.
-            if not self.info.ended:
-                self.info = info
+            self._saw(info)
         if info.ended:
             # Two may see it; the results themselves are fetched by who wants them.
             with suppress(InvalidStateError):

@@ -26,7 +26,7 @@ class Dying(router_pb2_grpc.JobServiceServicer):
     def __init__(self, num_deaths: int) -> None:
         self.num_left = num_deaths
 
-    async def JobResults(self, request: pb.JobResultsRequest, context: Any) -> AsyncIterator[pb.JobResultsResponse]:  # type: ignore[override]  # noqa: N802
+    async def JobResults(self, request: pb.JobResultsRequest, context: Any) -> AsyncIterator[pb.JobResultsResponse]:  # noqa: N802
         yield pb.JobResultsResponse()
         if self.num_left:
             self.num_left -= 1
@@ -37,7 +37,8 @@ class Dying(router_pb2_grpc.JobServiceServicer):
 
 @contextmanager
 def dying(num_deaths: int) -> Iterator[FakeRouter]:
-    with serving(jobs=Dying(num_deaths)) as router:
+    jobs = Dying(num_deaths)  # type: ignore[abstract]
+    with serving(jobs=jobs) as router:
         yield router
 
 
