@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, defer
 
 from router.jobs.database import Database
 from router.jobs.end import drop_answers
+from router.jobs.pages import page_of
 from router.jobs.room import ROW_BYTES
 from router.jobs.store import Clock
 from router.jobs.tables import AnswerRow, FileRow
@@ -137,11 +138,9 @@ def _piece(session: Session, tenant: str, file_id: str, start: int) -> tuple[byt
     row = _row(session, tenant, file_id)
     if row.job_key is None:
         return row.content or b"", None
-    chosen = select(AnswerRow.place, AnswerRow.body).where(
-        AnswerRow.job_key == row.job_key, AnswerRow.failed == row.failed, AnswerRow.place >= start
-    )
-    page = session.execute(chosen.order_by(AnswerRow.place).limit(_PAGE)).all()
-    return b"".join(body + b"\n" for _, body in page), page[-1][0] + 1 if len(page) == _PAGE else None
+    which = (AnswerRow.job_key == row.job_key, AnswerRow.failed == row.failed, AnswerRow.place >= start)
+    page = page_of(session, _PAGE, *which)
+    return b"".join(answer.body + b"\n" for answer in page), page[-1].place + 1 if page else None
 
 
 def _record(row: FileRow) -> FileRecord:

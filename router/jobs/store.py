@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from router.config import JobsConfig
 from router.jobs.database import Database
 from router.jobs.end import end_job
+from router.jobs.pages import page_of
 from router.jobs.records import JobRecord, JobStatus, NewJob, StoredAnswer, Used
 from router.jobs.room import bytes_of, require_room
 from router.jobs.tables import PRIORITY, AnswerRow, JobRow, PromptRow
@@ -68,7 +69,7 @@ class JobStore:
     async def answers(
         self, tenant: str, job_id: str, start: int, limit: int
     ) -> tuple[JobRecord, Sequence[StoredAnswer]]:
-        """The job, and its answers of places [start, start + limit) as far as they are there."""
+        """The job, and its answers from place `start` on: up to `limit`, none only if none are there."""
         return await self._database.run(lambda session: _answers(session, _row(session, tenant, job_id), start, limit))
 
 
@@ -127,10 +128,7 @@ def _list(session: Session, tenant: str, kinds: Collection[str], limit: int, aft
 
 
 def _answers(session: Session, row: JobRow, start: int, limit: int) -> tuple[JobRecord, Sequence[StoredAnswer]]:
-    chosen = select(AnswerRow).where(
-        AnswerRow.job_key == row.key, AnswerRow.place >= start, AnswerRow.place < start + limit
-    )
-    found = session.scalars(chosen.order_by(AnswerRow.place))
+    found = page_of(session, limit, AnswerRow.job_key == row.key, AnswerRow.place >= start)
     return _record(row), [StoredAnswer(one.place, one.position, one.body, one.failed) for one in found]
 
 

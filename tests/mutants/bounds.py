@@ -133,4 +133,15 @@ BOUNDS = (
             "::test_who_reads_results_waits_as_long_for_each_router_that_goes[blocking]",
         ),
     ),
+    Mutant(
+        "no more answers are read at once than fit",
+        "-",
+        "router/jobs/pages.py",
+        "if last >= 0 and num_bytes > _PAGE_BYTES:",
+        "if False:",
+        (
+            "tests/router/test_answer_pages.py::test_a_page_has_so_many_bytes_or_one_answer_and_none_is_left_out[sqlite]",
+            "tests/router/test_answer_pages.py::test_every_answer_comes_in_messages_of_that_size",
+        ),
+    ),
 )
