@@ -35,7 +35,7 @@ class AsyncJob(KnownJob):
 
     async def refresh(self) -> JobInfo:
         """Look now."""
-        self.info = await self._jobs.info(self.id)
+        self._saw(await self._jobs.info(self.id))
         return self.info
 
     def results(self) -> AsyncGenerator[JobResult]:
@@ -53,7 +53,7 @@ class AsyncJob(KnownJob):
         """Its prompts that have no answer yet get none. False: it had ended before."""
         if self.info.ended:
             return False
-        self.info = await self._jobs.cancel(self.id)
+        self._saw(await self._jobs.cancel(self.id))
         return self.info.status == "cancelled"
 
     def __await__(self) -> Generator[Any, Any, list[JobResult]]:
@@ -104,20 +104,28 @@ class AsyncJobs:
         )
         return info_from_pb(answer.job)
 
+    async def delete(self, job_id: str) -> None:
+        """With its results; it has to have ended. To make room where jobs.max_tenant_job_bytes is reached."""
+        request, metadata = pb.DeleteJobRequest(job_id=job_id), self._connection.metadata
+        await self._connection.call(
+            lambda stubs, timeout_s: stubs.jobs.DeleteJob(request, timeout=timeout_s, metadata=metadata), CALL_TIMEOUT_S
+        )
+
     async def results(self, job_id: str) -> AsyncGenerator[JobResult]:
         """As they come. It goes on at another router when one dies."""
         connection, patience = self._connection, self._connection.patience()
         request, ended = pb.JobResultsRequest(job_id=job_id), False
-        while not ended:
-            call = connection.stubs[patience.at].jobs.JobResults(request, metadata=connection.metadata)
-            try:
-                async for message in call:
-                    patience.heard()
-                    for result in message.results:
-                        request.start = result.place + 1
-                        yield result_from_pb(result)
-                ended = True
-            except grpc.aio.AioRpcError as exc:
-                await asyncio.sleep(patience.pause_s(exc))
-            finally:
-                call.cancel()
+        with connection.routers.in_use():
+            while not ended:
+                call = connection.stubs[patience.at].jobs.JobResults(request, metadata=connection.metadata)
+                try:
+                    async for message in call:
+                        patience.heard()
+                        for result in message.results:
+                            request.start = result.place + 1
+                            yield result_from_pb(result)
+                    ended = True
+                except grpc.aio.AioRpcError as exc:
+                    await asyncio.sleep(patience.pause_s(exc))
+                finally:
+                    call.cancel()

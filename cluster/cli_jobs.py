@@ -51,22 +51,35 @@ def submit(file: str, wait: bool, output: str | None, name: str, target: str | N
 @click.argument("job_id", required=False)
 @click.option("--results", is_flag=True, help="Print the answers as they come, until the job's end.")
 @click.option("--cancel", is_flag=True, help="Give up what has no answer yet.")
+@click.option("--delete", is_flag=True, help="Remove it with its answers; after --cancel, if it has not ended.")
 @_output
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @name_option
 @target_option
 def jobs(
-    job_id: str | None, results: bool, cancel: bool, output: str | None, as_json: bool, **where: str | None
+    job_id: str | None,
+    results: bool,
+    cancel: bool,
+    delete: bool,
+    output: str | None,
+    as_json: bool,
+    **where: str | None,
 ) -> int:
     """List jobs, or show one: its state, its answers."""
     from cluster import render_jobs
     from cluster.client import Client
 
-    if job_id is None and (results or cancel or output):
-        raise InvalidRequestError("--results, --cancel and --output need the id of a job; `kvferry jobs` lists them")
+    if job_id is None and (results or cancel or delete or output):
+        raise InvalidRequestError(
+            "--results, --cancel, --delete and --output need the id of a job; `kvferry jobs` lists them"
+        )
     with Client(where["target"] or running_target(str(where["name"]))) as client:
         if job_id is not None and cancel:
             client.jobs.cancel(job_id)
+        if job_id is not None and delete:
+            client.jobs.delete(job_id)
+            click.echo(f"{job_id} is deleted", err=True)
+            return 0
         if job_id is not None and (results or output):
             return _write(client.jobs.get(job_id), output)
         infos = [client.jobs.info(job_id)] if job_id is not None else client.jobs.list()

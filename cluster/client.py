@@ -130,6 +130,16 @@ class Client:
             rounds=1,
         )
 
+    def trace(self, request_id: str, timeout_s: float = _STATUS_TIMEOUT_S) -> list[pb.Trace]:
+        """What became of a request that runs or has lately ended. Raises NotFoundError for an id not known there."""
+        request, metadata = pb.GetTraceRequest(request_id=request_id), self._connection.metadata
+        answer = self._connection.call(
+            lambda stubs, timeout_s: stubs.router.GetTrace(request, timeout=timeout_s, metadata=metadata),
+            timeout_s,
+            rounds=1,
+        )
+        return list(answer.traces)
+
     def close(self) -> None:
         self.jobs.close()
         self._connection.close()
@@ -142,32 +152,23 @@ class Client:
         connection = self._connection
         answering = Answering(prompt, options, connection.routers)
         patience = answering.patience
-        while not answering.ended:
-            stub = connection.stubs[patience.at].router
-            call = stub.Generate(answering.request, timeout=patience.time_left_s(), metadata=connection.metadata)
-            calls.add(call)
-            try:
-                for message in call:
-                    yield answering.take(message)
-                answering.require_end()
-            except grpc.RpcError as exc:
-                pause_s = patience.pause_s(exc)
-            else:
-                return
-            finally:
-                calls.discard(call)
-                call.cancel()
-            time.sleep(pause_s)
-
-    def trace(self, request_id: str, timeout_s: float = _STATUS_TIMEOUT_S) -> list[pb.Trace]:
-        """What became of a request that runs or has lately ended. Raises NotFoundError for an id not known there."""
-        request, metadata = pb.GetTraceRequest(request_id=request_id), self._connection.metadata
-        answer = self._connection.call(
-            lambda stubs, timeout_s: stubs.router.GetTrace(request, timeout=timeout_s, metadata=metadata),
-            timeout_s,
-            rounds=1,
-        )
-        return list(answer.traces)
+        with connection.routers.in_use():
+            while not answering.ended:
+                stub = connection.stubs[patience.at].router
+                call = stub.Generate(answering.request, timeout=patience.time_left_s(), metadata=connection.metadata)
+                calls.add(call)
+                try:
+                    for message in call:
+                        yield answering.take(message)
+                    answering.require_end()
+                except grpc.RpcError as exc:
+                    pause_s = patience.pause_s(exc)
+                else:
+                    return
+                finally:
+                    calls.discard(call)
+                    call.cancel()
+                time.sleep(pause_s)
 
     def __enter__(self) -> Self:
         return self
@@ -204,20 +205,21 @@ class AsyncClient:
         connection = self._connection
         answering = Answering(prompt, options, connection.routers, asyncio.get_running_loop().time)
         patience = answering.patience
-        while not answering.ended:
-            stub = connection.stubs[patience.at].router
-            call = stub.Generate(answering.request, timeout=patience.time_left_s(), metadata=connection.metadata)
-            try:
-                async for message in call:
-                    yield answering.take(message)
-                answering.require_end()
-            except grpc.aio.AioRpcError as exc:
-                pause_s = patience.pause_s(exc)
-            else:
-                return
-            finally:
-                call.cancel()
-            await asyncio.sleep(pause_s)
+        with connection.routers.in_use():
+            while not answering.ended:
+                stub = connection.stubs[patience.at].router
+                call = stub.Generate(answering.request, timeout=patience.time_left_s(), metadata=connection.metadata)
+                try:
+                    async for message in call:
+                        yield answering.take(message)
+                    answering.require_end()
+                except grpc.aio.AioRpcError as exc:
+                    pause_s = patience.pause_s(exc)
+                else:
+                    return
+                finally:
+                    call.cancel()
+                await asyncio.sleep(pause_s)
 
     async def map(
         self,
@@ -241,6 +243,15 @@ class AsyncClient:
         request, metadata = pb.GetStatusRequest(), self._connection.metadata
         return await self._connection.call(
             lambda stubs, timeout_s: stubs.router.GetStatus(request, timeout=timeout_s, metadata=metadata),
+            timeout_s,
+            rounds=1,
+        )
+
+    async def audit(self, timeout_s: float = _STATUS_TIMEOUT_S) -> pb.AuditRouterResponse:
+        """As Client.audit."""
+        request, metadata = pb.AuditRouterRequest(), self._connection.metadata
+        return await self._connection.call(
+            lambda stubs, timeout_s: stubs.router.AuditRouter(request, timeout=timeout_s, metadata=metadata),
             timeout_s,
             rounds=1,
         )

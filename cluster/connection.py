@@ -75,17 +75,20 @@ class Connection:
     def call(self, ask: Callable[[Stubs, float], T], timeout_s: float, rounds: int | None = None) -> T:
         """What `ask`, which is given a router's stubs and its time, returns. Raises KVFerryError."""
         patience = Patience(self.routers, uuid.uuid4().hex, rounds=rounds)
-        while True:
-            try:
-                answer = ask(self.stubs[patience.at], timeout_s)
-            except grpc.RpcError as exc:
-                pause_s = patience.pause_s(exc)
-            else:
-                patience.heard()
-                return answer
-            time.sleep(pause_s)
+        with self.routers.in_use():
+            while True:
+                try:
+                    answer = ask(self.stubs[patience.at], timeout_s)
+                except grpc.RpcError as exc:
+                    pause_s = patience.pause_s(exc)
+                else:
+                    patience.heard()
+                    return answer
+                time.sleep(pause_s)
 
     def close(self) -> None:
+        """To close it again changes nothing."""
+        self.routers.closed = True
         for stubs in self.stubs:
             stubs.channel.close()
 
@@ -129,20 +132,23 @@ class AsyncConnection:
     ) -> T:
         """As Connection.call."""
         patience = self.patience(rounds=rounds)
-        while True:
-            try:
-                answer = await ask(self.stubs[patience.at], timeout_s)
-            except grpc.aio.AioRpcError as exc:
-                pause_s = patience.pause_s(exc)
-            else:
-                patience.heard()
-                return answer
-            await asyncio.sleep(pause_s)
+        with self.routers.in_use():
+            while True:
+                try:
+                    answer = await ask(self.stubs[patience.at], timeout_s)
+                except grpc.aio.AioRpcError as exc:
+                    pause_s = patience.pause_s(exc)
+                else:
+                    patience.heard()
+                    return answer
+                await asyncio.sleep(pause_s)
 
     def patience(self, rounds: int | None = None) -> Patience:
         return Patience(self.routers, uuid.uuid4().hex, clock=asyncio.get_running_loop().time, rounds=rounds)
 
     async def close(self) -> None:
+        """To close it again changes nothing."""
+        self.routers.closed = True
         await asyncio.gather(*(stubs.channel.close() for stubs in self.stubs))
 
     @staticmethod

@@ -25,7 +25,7 @@ from cluster.job_records import (
 )
 from cluster.prompts import job_requests
 from cluster.records import Options, Prompt
-from cluster.routers import Patience
+from cluster.routers import Patience, closed_error
 from protos import router_pb2 as pb
 from workers.errors import KVFerryError, UnavailableError
 
@@ -41,6 +41,7 @@ class Job(KnownJob, Future[list[JobResult]]):
         self._jobs = jobs
         # Looked at every second until its end.
         self.info = info
+        self._seeing = threading.Lock()
         self.set_running_or_notify_cancel()
 
     def refresh(self) -> JobInfo:
@@ -59,13 +60,14 @@ class Job(KnownJob, Future[list[JobResult]]):
 
     def cancel(self) -> bool:
         """Its prompts that have no answer yet get none. False: it had ended before."""
-        if self.done():
+        if self.info.ended:
             return False
         self._see(self._jobs.cancel(self.id))
         return self.info.status == "cancelled"
 
     def _see(self, info: JobInfo) -> None:
-        self.info = info
+        with self._seeing:
+            self._saw(info)
         if info.ended:
             # Two may see it; the results themselves are fetched by who wants them.
             with suppress(InvalidStateError):
@@ -116,23 +118,31 @@ class Jobs:
         )
         return info_from_pb(answer.job)
 
+    def delete(self, job_id: str) -> None:
+        """With its results; it has to have ended. To make room where jobs.max_tenant_job_bytes is reached."""
+        request, metadata = pb.DeleteJobRequest(job_id=job_id), self._connection.metadata
+        self._connection.call(
+            lambda stubs, timeout_s: stubs.jobs.DeleteJob(request, timeout=timeout_s, metadata=metadata), CALL_TIMEOUT_S
+        )
+
     def results(self, job_id: str) -> Generator[JobResult]:
         """As they come. It goes on at another router when one dies."""
         connection, patience = self._connection, Patience(self._connection.routers, job_id)
         request, ended = pb.JobResultsRequest(job_id=job_id), False
-        while not ended:
-            call = connection.stubs[patience.at].jobs.JobResults(request, metadata=connection.metadata)
-            try:
-                for message in call:
-                    patience.heard()
-                    for result in message.results:
-                        request.start = result.place + 1
-                        yield result_from_pb(result)
-                ended = True
-            except grpc.RpcError as exc:
-                time.sleep(patience.pause_s(exc))
-            finally:
-                call.cancel()
+        with connection.routers.in_use():
+            while not ended:
+                call = connection.stubs[patience.at].jobs.JobResults(request, metadata=connection.metadata)
+                try:
+                    for message in call:
+                        patience.heard()
+                        for result in message.results:
+                            request.start = result.place + 1
+                            yield result_from_pb(result)
+                    ended = True
+                except grpc.RpcError as exc:
+                    time.sleep(patience.pause_s(exc))
+                finally:
+                    call.cancel()
 
     def close(self) -> None:
         self._watch.close()
@@ -154,8 +164,11 @@ class _Watch:
         self._running = False
 
     def add(self, job: Job) -> None:
+        """Raises UnavailableError when nobody looks any more."""
         job._see(job.info)
         with self._lock:
+            if self._closed.is_set():
+                raise closed_error()
             self._watched.append(job)
             if not self._running:
                 self._running = True
@@ -163,10 +176,10 @@ class _Watch:
 
     def close(self) -> None:
         """Nobody waits for what is looked at no more."""
-        self._closed.set()
         with self._lock:
+            self._closed.set()
             for job in self._watched:
-                _fail(job, UnavailableError(f"{job.id}: the client was closed; `jobs.get` of another one finds it"))
+                _fail(job, UnavailableError(f"{job.id}: the client is closed; `jobs.get` of a new one finds the job"))
 
     def _run(self) -> None:
         wait_s = _FIRST_LOOK_S
@@ -188,9 +201,6 @@ class _Watch:
             job.refresh()
         except KVFerryError as error:
             _fail(job, error)
-        except ValueError:
-            # grpc's for a channel that was closed meanwhile.
-            self.close()
 
 
 def _fail(job: Job, error: KVFerryError) -> None:

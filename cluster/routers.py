@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -37,11 +39,22 @@ class Routers:
         # Whether a router was ever there. Where none was, none is waited for.
         self.heard = False
         self.current = 0
+        self.closed = False
 
     def leave(self, at: int) -> None:
         """The one there does not answer; who else has noticed is no matter."""
         if self.current == at:
             self.current = (at + 1) % len(self.addresses)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Once they are closed, what is asked of them and what was under way raise UnavailableError, not grpc's own."""
+        try:
+            yield
+        except (KVFerryError, ValueError, grpc.aio.UsageError, asyncio.CancelledError) as exc:
+            if not self.closed or (isinstance(exc, asyncio.CancelledError) and _is_being_cancelled()):
+                raise
+            raise closed_error() from exc
 
     def error(self, exc: grpc.RpcError, at: int) -> KVFerryError:
         """The typed error behind a failed call."""
@@ -54,6 +67,16 @@ class Routers:
             reason = "start one with `kvferry up`, or give its target"
             return UnavailableError(f"no router answers at {self.addresses[at]}; {reason}")
         return error
+
+
+def closed_error() -> UnavailableError:
+    """Openai's clients raise an APIConnectionError then, too."""
+    return UnavailableError("the client is closed; make a new one")
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class Patience:

@@ -261,6 +261,11 @@ class JobServiceStub:
                 request_serializer=protos_dot_router__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=protos_dot_router__pb2.CancelJobResponse.FromString,
                 _registered_method=True)
+        self.DeleteJob = channel.unary_unary(
+                '/kvferry.v1.JobService/DeleteJob',
+                request_serializer=protos_dot_router__pb2.DeleteJobRequest.SerializeToString,
+                response_deserializer=protos_dot_router__pb2.DeleteJobResponse.FromString,
+                _registered_method=True)
         self.JobResults = channel.unary_stream(
                 '/kvferry.v1.JobService/JobResults',
                 request_serializer=protos_dot_router__pb2.JobResultsRequest.SerializeToString,
@@ -297,6 +302,13 @@ class JobServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteJob(self, request, context):
+        """With its answers, which makes room for other jobs. It has to have ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def JobResults(self, request, context):
         """As they come; ends with the job.
         """
@@ -326,6 +338,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.CancelJob,
                     request_deserializer=protos_dot_router__pb2.CancelJobRequest.FromString,
                     response_serializer=protos_dot_router__pb2.CancelJobResponse.SerializeToString,
+            ),
+            'DeleteJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteJob,
+                    request_deserializer=protos_dot_router__pb2.DeleteJobRequest.FromString,
+                    response_serializer=protos_dot_router__pb2.DeleteJobResponse.SerializeToString,
             ),
             'JobResults': grpc.unary_stream_rpc_method_handler(
                     servicer.JobResults,
@@ -442,6 +459,33 @@ class JobService:
             '/kvferry.v1.JobService/CancelJob',
             protos_dot_router__pb2.CancelJobRequest.SerializeToString,
             protos_dot_router__pb2.CancelJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.v1.JobService/DeleteJob',
+            protos_dot_router__pb2.DeleteJobRequest.SerializeToString,
+            protos_dot_router__pb2.DeleteJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

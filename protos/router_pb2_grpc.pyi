@@ -99,6 +99,8 @@ class JobServiceStub:
     ListJobs: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListJobsRequest, _router_pb2.ListJobsResponse]
     CancelJob: _grpc.UnaryUnaryMultiCallable[_router_pb2.CancelJobRequest, _router_pb2.CancelJobResponse]
     """What is answered already can still be read."""
+    DeleteJob: _grpc.UnaryUnaryMultiCallable[_router_pb2.DeleteJobRequest, _router_pb2.DeleteJobResponse]
+    """With its answers, which makes room for other jobs. It has to have ended."""
     JobResults: _grpc.UnaryStreamMultiCallable[_router_pb2.JobResultsRequest, _router_pb2.JobResultsResponse]
     """As they come; ends with the job."""
 
@@ -112,6 +114,8 @@ class JobServiceAsyncStub(JobServiceStub):
     ListJobs: _aio.UnaryUnaryMultiCallable[_router_pb2.ListJobsRequest, _router_pb2.ListJobsResponse]  # type: ignore[assignment]
     CancelJob: _aio.UnaryUnaryMultiCallable[_router_pb2.CancelJobRequest, _router_pb2.CancelJobResponse]  # type: ignore[assignment]
     """What is answered already can still be read."""
+    DeleteJob: _aio.UnaryUnaryMultiCallable[_router_pb2.DeleteJobRequest, _router_pb2.DeleteJobResponse]  # type: ignore[assignment]
+    """With its answers, which makes room for other jobs. It has to have ended."""
     JobResults: _aio.UnaryStreamMultiCallable[_router_pb2.JobResultsRequest, _router_pb2.JobResultsResponse]  # type: ignore[assignment]
     """As they come; ends with the job."""
 
@@ -146,6 +150,14 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.CancelJobResponse, _abc.Awaitable[_router_pb2.CancelJobResponse]]:
         """What is answered already can still be read."""
+
+    @_abc_1.abstractmethod
+    def DeleteJob(
+        self,
+        request: _router_pb2.DeleteJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.DeleteJobResponse, _abc.Awaitable[_router_pb2.DeleteJobResponse]]:
+        """With its answers, which makes room for other jobs. It has to have ended."""
 
     @_abc_1.abstractmethod
     def JobResults(

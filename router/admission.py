@@ -109,7 +109,11 @@ class Admission:
                         if not request.job:
                             self._forecast.waited(num_before, _now() - arrived_s)
                         return placement
-                    self._queue.refused(waiter)
+                    is_held_back = self._forecast.holds_back(request)
+                    if is_held_back and self._queue.hold_back_jobs():
+                        continue
+                    if not is_held_back:
+                        self._queue.refused(waiter)
                     await self._wait_for_change()
 
     async def _place_again(self, request: Request, tried: Collection[str]) -> Placement:

@@ -102,5 +102,7 @@ class JobsConfig(Strict):
     max_file_bytes: int = Field(default=100 << 20, ge=1)
     # Of all uploaded files of one tenant.
     max_tenant_file_bytes: int = Field(default=1 << 30, ge=1)
+    # Of all prompts and answers of one tenant's jobs, batches included, until they are deleted or their ttl_s is over.
+    max_tenant_job_bytes: int = Field(default=4 << 30, ge=1)
     # Tries at a prompt of which each ended with its router, or with an error that is not the prompt's.
     max_attempts: int = Field(default=10, ge=1)

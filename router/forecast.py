@@ -52,11 +52,15 @@ class Forecast:
 
     def may_join(self, request: Request, worker: WorkerHandle) -> bool:
         """Whether `worker` may decode it now. A job's prompt may not where the answers that run would then miss
-        router.slo; where nothing runs it may."""
-        if not request.job or self._slo.tpot_ms is None:
+        router.slo; but one of them may always, so that jobs go on under any load."""
+        if not request.job or self._slo.tpot_ms is None or not worker.num_jobs:
             return True
         line, num_running = worker.pace.step.line(_now()), _num_running(worker)
-        return not (num_running and line) or line.at(num_running + len(request.choices)) <= self._slo.tpot_ms / 1000
+        return line is None or line.at(num_running + len(request.choices)) <= self._slo.tpot_ms / 1000
+
+    def holds_back(self, request: Request) -> bool:
+        """Whether some worker may not decode it now, for whatever room it has."""
+        return request.job and not all(self.may_join(request, worker) for worker in self._workers("decode"))
 
     def _until_an_end_s(self, request: Request, tpot_s: float) -> float:
         """Until some running answer is over, if all are as long as this one may become."""

@@ -6,11 +6,16 @@ Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), and withi
 Who has a turn asks workers for room. While all find it, more and more may ask at once, since an answer takes its time.
 From the moment when one finds none, one at a time has the turn, so that nobody goes past the first, and loses it to
 a more urgent one.
+
+Prompts of jobs stand in that order too, behind requests of their priority. No load keeps them waiting for ever: of so
+many that leave the queue one is a job's, if one waits. And what is forbidden to them alone keeps nobody else waiting: a
+job that is held back lets all requests pass. How many jobs wait is bounded by jobs.max_in_flight, not here.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Container, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -20,6 +25,8 @@ from workers.request import Request
 
 # That may ask for room at once.
 _MAX_TURNS = 32
+# Of those that leave the queue while jobs wait, one of so many is a job's.
+_JOBS_SHARE = 32
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +34,7 @@ class Waiter:
     tenant: str
     priority: int
     num_tokens: int
+    job: bool = False
     # Set while it waits for its turn, or has it.
     turn: asyncio.Future[None] | None = None
 
@@ -93,31 +101,37 @@ class RequestQueue:
         """`changed` is set when whoever has a turn should look whether it still has."""
         self._max_num_queued_reqs = max_num_queued_reqs
         self._changed = changed
-        self._levels: dict[int, _Level] = {}
+        # By priority, and whether they are jobs.
+        self._levels: dict[tuple[int, bool], _Level] = {}
         # Who has a turn; how many may; who found no room with it, and waits. Dicts for sets: in order.
         self._asking: dict[Waiter, None] = {}
         self._num_turns = 1
         self._refused: dict[Waiter, None] = {}
-        self._num_waiting = 0
+        # By whether they are jobs.
+        self._num_waiting = Counter[bool]()
+        # Requests that got what they waited for since a job did, or since one waits.
+        self._num_since_job = 0
+        # Until one of the requests gets what it waits for.
+        self._jobs_are_held_back = False
 
     def __len__(self) -> int:
-        return self._num_waiting
+        return self._num_waiting.total()
 
     def num_tokens_before(self, request: Request) -> int:
         """Of those that wait, the tokens that go before the request, should it come now; nobody comes after it."""
-        more_urgent = [level for priority, level in self._levels.items() if priority < request.priority]
+        own = (request.priority, request.job)
+        more_urgent = [level for key, level in self._levels.items() if key < own]
         waiting = sum(w.num_tokens for level in more_urgent for ws in level.waiters.values() for w in ws)
-        level = self._levels.get(request.priority)
+        level = self._levels.get(own)
         return waiting + (level.num_tokens_before(request.tenant, request.num_tokens) if level else 0)
 
     @contextmanager
     def joined(self, request: Request) -> Iterator[Waiter]:
         """A place in the queue until the end of the block. OverloadedError when it is full of no less urgent ones."""
-        waiter = Waiter(request.tenant, request.priority, request.num_tokens)
-        if self._num_waiting >= self._max_num_queued_reqs:
+        waiter = Waiter(request.tenant, request.priority, request.num_tokens, request.job)
+        if not waiter.job and self._num_waiting[False] >= self._max_num_queued_reqs:
             self._displace_for(waiter)
-        self._levels.setdefault(waiter.priority, _Level()).add(waiter)
-        self._num_waiting += 1
+        self._add(waiter)
         if self._asking and self._first(but=()) is waiter:
             self._changed.set()
         try:
@@ -142,22 +156,40 @@ class RequestQueue:
                 turn.exception()  # It counts as seen, should both it and a cancellation have come.
             if waiter in self._asking:
                 del self._asking[waiter]
-                self._levels[waiter.priority].asked(waiter)
+                self._levels[waiter.priority, waiter.job].asked(waiter)
             self._pass_on()
 
     def served(self, waiter: Waiter) -> None:
         """It has got what it waited for, which counts for its tenant."""
-        self._levels[waiter.priority].serve(waiter)
+        self._levels[waiter.priority, waiter.job].serve(waiter)
         self._refused.pop(waiter, None)
         self._num_turns = min(2 * self._num_turns, _MAX_TURNS)
+        self._num_since_job = 0 if waiter.job else self._num_since_job + 1
+        self._jobs_are_held_back = False
 
     def refused(self, waiter: Waiter) -> None:
         """There is no room for it now: until it is served nobody else asks, but who goes before it."""
         self._refused[waiter] = None
         self._num_turns = 1
 
+    def hold_back_jobs(self) -> bool:
+        """The job that has a turn may not have what it waits for: it looks again when a request has got its own, or
+        none waits. Whether one does."""
+        self._jobs_are_held_back = True
+        return self._num_waiting[False] > 0
+
     def _first(self, but: Container[Waiter]) -> Waiter | None:
-        firsts = (self._levels[priority].first(but) for priority in sorted(self._levels))
+        request = self._most_urgent(but, job=False)
+        if self._jobs_are_held_back and self._num_waiting[False]:
+            return request
+        job = self._most_urgent(but, job=True)
+        if request is None or job is None:
+            return request or job
+        is_due = self._num_since_job >= _JOBS_SHARE - 1 and not any(waiter.job for waiter in self._asking)
+        return job if job.priority < request.priority or is_due else request
+
+    def _most_urgent(self, but: Container[Waiter], job: bool) -> Waiter | None:
+        firsts = (self._levels[key].first(but) for key in sorted(self._levels) if key[1] == job)
         return next((first for first in firsts if first is not None), None)
 
     def _pass_on(self) -> None:
@@ -166,22 +198,28 @@ class RequestQueue:
             if first is None or first.turn is None or first.turn.done():
                 return
             self._asking[first] = None
-            self._levels[first.priority].ask(first)
+            self._levels[first.priority, first.job].ask(first)
             first.turn.set_result(None)
+
+    def _add(self, waiter: Waiter) -> None:
+        self._levels.setdefault((waiter.priority, waiter.job), _Level()).add(waiter)
+        self._num_waiting[waiter.job] += 1
+        if waiter.job and self._num_waiting[True] == 1:
+            self._num_since_job = 0
 
     def _remove(self, waiter: Waiter) -> None:
         self._refused.pop(waiter, None)
-        level = self._levels[waiter.priority]
-        level.remove(waiter)
-        if not level.waiters:
+        key = waiter.priority, waiter.job
+        self._levels[key].remove(waiter)
+        if not self._levels[key].waiters:
             # Nobody is left to be fair to.
-            del self._levels[waiter.priority]
-        self._num_waiting -= 1
+            del self._levels[key]
+        self._num_waiting[waiter.job] -= 1
         self._pass_on()
 
     def _displace_for(self, new: Waiter) -> None:
         """Refuse the latest of the least urgent, of the tenant that has most of them; or `new`, if it is no better."""
-        level = self._levels[max(self._levels)]
+        level = self._levels[max(key for key in self._levels if not key[1])]
         tenant = max(level.waiters, key=lambda tenant: len(level.waiters[tenant]))
         victim = next((w for w in reversed(level.waiters[tenant]) if w.turn is not None and not w.turn.done()), None)
         fairer = len(level.waiters.get(new.tenant, ())) + 1 < len(level.waiters[tenant])
@@ -192,5 +230,6 @@ class RequestQueue:
 
     def _full(self) -> OverloadedError:
         return OverloadedError(
-            f"{self._num_waiting} requests wait already (router.max_num_queued_reqs); retry later", code="queue_full"
+            f"{self._num_waiting[False]} requests wait already (router.max_num_queued_reqs); retry later",
+            code="queue_full",
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from router.batches.file_store import FileStore
 from router.batches.files import page_limit, page_object
-from router.batches.lines import BatchLines, parse_lines
+from router.batches.lines import parse_lines
 from router.http.answers import read_json
 from router.jobs.end import ERROR_FILE, OUTPUT_FILE
 from router.jobs.records import JobRecord, JobStatus, NewJob
@@ -70,13 +71,22 @@ class Batches:
             )
         if body.completion_window not in _WINDOWS_S:
             raise InvalidRequestError("completion_window must be 24h", param="completion_window")
-        parsed = await self._files.read(tenant, body.input_file_id, self._parser(body.endpoint), param="input_file_id")
+        content = await self._files.read(tenant, body.input_file_id, param="input_file_id")
+        parsed = await asyncio.to_thread(parse_lines, content, body.endpoint, self._max_num_prompts)
         details = {**body.model_dump(), "errors": [problem.to_json() for problem in parsed.problems]}
         details |= {name: f"file-{uuid.uuid4().hex}" for name in (OUTPUT_FILE, ERROR_FILE)}
         prompts = [] if parsed.problems else parsed.prompts
-        window_s = _WINDOWS_S[body.completion_window]
         return await self._store.add(
-            NewJob(tenant, f"batch_{uuid.uuid4().hex}", body.endpoint, prompts, details, window_s, calling_priority())
+            NewJob(
+                tenant=tenant,
+                id=f"batch_{uuid.uuid4().hex}",
+                kind=body.endpoint,
+                prompts=prompts,
+                details=details,
+                time_limit_s=_WINDOWS_S[body.completion_window],
+                priority=calling_priority(),
+                param="input_file_id",
+            )
         )
 
     async def get(self, tenant: str, batch_id: str) -> JobRecord:
@@ -96,9 +106,6 @@ class Batches:
     async def cancel(self, tenant: str, batch_id: str) -> JobRecord:
         await self.get(tenant, batch_id)
         return await self._store.cancel(tenant, batch_id)
-
-    def _parser(self, endpoint: str) -> Callable[[bytes], BatchLines]:
-        return lambda content: parse_lines(content, endpoint, self._max_num_prompts)
 
 
 def add_batch_routes(app: FastAPI, batches: Batches, jobs: Jobs) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session, defer
 
 from router.jobs.database import Database
+from router.jobs.end import drop_answers
+from router.jobs.pages import page_of
+from router.jobs.room import ROW_BYTES
 from router.jobs.store import Clock
 from router.jobs.tables import AnswerRow, FileRow
 from workers.errors import InvalidRequestError, NotFoundError
-
-T = TypeVar("T")
 
 # Answers read at once.
 _PAGE = 200
@@ -87,39 +87,38 @@ class FileStore:
         return await self._database.run(find)
 
     async def delete(self, tenant: str, file_id: str) -> None:
+        """Also what it shows of a job's answers."""
+
         def remove(session: Session) -> None:
-            session.execute(delete(FileRow).where(FileRow.key == _row(session, tenant, file_id).key))
+            row = _row(session, tenant, file_id)
+            if row.job_key is not None:
+                drop_answers(session, row.job_key, row.failed)
+            session.execute(delete(FileRow).where(FileRow.key == row.key))
 
         await self._database.run(remove)
 
-    async def read(self, tenant: str, file_id: str, parse: Callable[[bytes], T], param: str) -> T:
-        """What `parse` makes of an uploaded file, off the loop. `param`: who names the file."""
-
-        def read(session: Session) -> T:
-            content = _row(session, tenant, file_id, param).content
-            return parse(content or b"")
-
-        return await self._database.run(read)
+    async def read(self, tenant: str, file_id: str, param: str) -> bytes:
+        """An uploaded file. `param`: who names it."""
+        return await self._database.run(lambda session: _row(session, tenant, file_id, param).content or b"")
 
     async def content(self, tenant: str, file_id: str) -> AsyncGenerator[bytes, None]:
-        """In pieces. Raises NotFoundError before the first."""
-        uploaded, job_key, failed = await self._database.run(lambda session: _source(session, tenant, file_id))
-        if job_key is None:
-            yield uploaded
-            return
-        place = 0
-        while page := await self._database.run(partial(_page, job_key=job_key, failed=failed, start=place)):
-            yield b"".join(body + b"\n" for _, body in page)
-            place = page[-1][0] + 1
+        """In pieces. Raises NotFoundError, also when the file goes meanwhile: what came of it is not the whole."""
+        place: int | None = 0
+        while place is not None:
+            find = partial(_piece, tenant=tenant, file_id=file_id, start=place)
+            piece, place = await self._database.run(find)
+            yield piece
 
 
 def _require_room(session: Session, tenant: str, num_bytes: int, quota_bytes: int) -> None:
     # What shows a job's answers is no copy.
-    uploaded = select(func.sum(FileRow.num_bytes)).where(FileRow.tenant == tenant, FileRow.job_key.is_(None))
-    num_there = session.scalar(uploaded) or 0
+    uploaded = select(func.sum(FileRow.num_bytes + ROW_BYTES)).where(
+        FileRow.tenant == tenant, FileRow.job_key.is_(None)
+    )
+    num_there, num_bytes = session.scalar(uploaded) or 0, num_bytes + ROW_BYTES
     if num_there + num_bytes > quota_bytes:
         raise InvalidRequestError(
-            f"your files have {num_there} bytes, and {num_bytes} more are over {quota_bytes} "
+            f"your files take {num_there} bytes, and {num_bytes} more are over {quota_bytes} "
             "(jobs.max_tenant_file_bytes): delete some that no batch needs any more",
             param="file",
             code="file_quota_exceeded",
@@ -134,16 +133,14 @@ def _row(session: Session, tenant: str, file_id: str, param: str = "file_id") ->
     return row
 
 
-def _source(session: Session, tenant: str, file_id: str) -> tuple[bytes, int | None, bool]:
+def _piece(session: Session, tenant: str, file_id: str, start: int) -> tuple[bytes, int | None]:
+    """All of an uploaded file, or answers from place `start` on; and where the next piece starts. None: nowhere."""
     row = _row(session, tenant, file_id)
-    return row.content or b"", row.job_key, row.failed
-
-
-def _page(session: Session, job_key: int, failed: bool, start: int) -> list[tuple[int, bytes]]:
-    chosen = select(AnswerRow.place, AnswerRow.body).where(
-        AnswerRow.job_key == job_key, AnswerRow.failed == failed, AnswerRow.place >= start
-    )
-    return [(place, body) for place, body in session.execute(chosen.order_by(AnswerRow.place).limit(_PAGE))]
+    if row.job_key is None:
+        return row.content or b"", None
+    which = (AnswerRow.job_key == row.job_key, AnswerRow.failed == row.failed, AnswerRow.place >= start)
+    page = page_of(session, _PAGE, *which)
+    return b"".join(answer.body + b"\n" for answer in page), page[-1].place + 1 if page else None
 
 
 def _record(row: FileRow) -> FileRecord:

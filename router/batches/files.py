@@ -46,9 +46,13 @@ def add_file_routes(app: FastAPI, files: FileStore, max_file_bytes: int) -> None
 
     @app.get("/v1/files/{file_id}/content")
     async def content(file_id: str) -> Response:
-        # Before the first byte, so that what is not there is a 404.
-        await files.get(calling_tenant(), file_id)
-        return StreamingResponse(files.content(calling_tenant(), file_id), media_type="application/octet-stream")
+        # Before the first byte, so that what is not there is a 404, and what goes meanwhile is too short.
+        file = await files.get(calling_tenant(), file_id)
+        return StreamingResponse(
+            files.content(calling_tenant(), file_id),
+            headers={"Content-Length": str(file.num_bytes)},
+            media_type="application/octet-stream",
+        )
 
 
 def page_limit(given: str | None, longest: int) -> int:

@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
+from sqlalchemy.schema import CreateColumn
 
 from router.jobs.tables import Table
 from workers.errors import ConfigError, InvalidRequestError, KVFerryError, UnavailableError
@@ -83,6 +84,7 @@ class Database:
             if connection.dialect.name == "postgresql":
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"))
             Table.metadata.create_all(connection)
+            _add_columns(connection)
         self._has_tables = True
 
     def _error(self, exc: Exception) -> KVFerryError:
@@ -90,6 +92,17 @@ class Database:
         reason = next((reason for words, reason in _REASONS if words in said), f"does not answer ({said[:200]})")
         logger.warning("jobs: %s: %s", type(exc).__name__, said)
         return UnavailableError(f"the database of jobs (jobs.url: {self._url.render_as_string()}) {reason}")
+
+
+def _add_columns(connection: Connection) -> None:
+    """Those that tables of an earlier version lack."""
+    there = inspect(connection)
+    for table in Table.metadata.sorted_tables:
+        known = {column["name"] for column in there.get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in known:
+                definition = CreateColumn(column).compile(dialect=connection.dialect)
+                connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {definition}")
 
 
 def _was_in_the_way(exc: Exception) -> bool:

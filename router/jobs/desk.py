@@ -30,9 +30,9 @@ class JobDesk:
         self._config = config
         self._database = Database(config.url)
         self._answerers: dict[str, Answerer] = {NATIVE: NativeAnswerer(text)}
-        queue = JobQueue(self._database, incarnation, config.lease_s, config.ttl_s)
+        queue = JobQueue(self._database, incarnation, config)
         self._jobs = Jobs(queue, self._answerers, config, keys, text.metrics)
-        self._store = JobStore(self._database, config.ttl_s)
+        self._store = JobStore(self._database, config)
         self._files = FileStore(self._database, config.ttl_s, config.max_tenant_file_bytes)
 
     def open_to_grpc(self, server: grpc.aio.Server) -> None:

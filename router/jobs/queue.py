@@ -10,9 +10,11 @@ from dataclasses import asdict
 from sqlalchemy import Row, Select, Update, delete, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from router.config import JobsConfig
 from router.jobs.database import Database
 from router.jobs.end import end_job
 from router.jobs.records import JOB_PRIORITY, Answer, Claim, JobStatus
+from router.jobs.room import has_room_for
 from router.jobs.store import Clock
 from router.jobs.tables import PRIORITY, AnswerRow, FileRow, JobRow, PromptRow
 from workers.timeline import Timeline
@@ -21,12 +23,11 @@ from workers.timeline import Timeline
 class JobQueue:
     """A lease may end while its router still works: then two answer, and the first answer stays."""
 
-    def __init__(self, database: Database, owner: str, lease_s: float, ttl_s: float, clock: Clock = time.time) -> None:
+    def __init__(self, database: Database, owner: str, config: JobsConfig, clock: Clock = time.time) -> None:
         """`owner`: the incarnation of the router that claims."""
         self._database = database
         self._owner = owner
-        self._lease_s = lease_s
-        self._ttl_s = ttl_s
+        self._config = config
         self._clock = clock
 
     async def claim(self, limit: int) -> list[Claim]:
@@ -40,7 +41,7 @@ class JobQueue:
         held = (PromptRow.owner == self._owner) & row_key.in_(list(keys))
 
         def renew(session: Session) -> set[tuple[int, int]]:
-            session.execute(update(PromptRow).where(held).values(leased_until_s=self._clock() + self._lease_s))
+            session.execute(update(PromptRow).where(held).values(leased_until_s=self._clock() + self._config.lease_s))
             return {(key, at) for key, at in session.execute(select(PromptRow.job_key, PromptRow.position).where(held))}
 
         return await self._database.run(renew) if keys else set()
@@ -85,6 +86,8 @@ class JobQueue:
                 found[tenant] = deque(rows)
             if len(found) == limit:
                 break
+        max_bytes = self._config.max_tenant_job_bytes
+        has_room = {tenant: has_room_for(session, tenant, 1, max_bytes) for tenant in found}
         claims: list[Claim] = []
         while found and len(claims) < limit:
             tenant = min(found, key=lambda one: at_work[one])
@@ -92,10 +95,9 @@ class JobQueue:
             if not found[tenant]:
                 del found[tenant]
             at_work[tenant] += 1
-            row.owner, row.leased_until_s = self._owner, now_s + self._lease_s
+            row.owner, row.leased_until_s = self._owner, now_s + self._config.lease_s
             row.num_attempts += 1
-            priority = job.details.get(PRIORITY, JOB_PRIORITY)
-            claims.append(Claim(job.key, row.position, job.id, tenant, job.kind, row.body, row.num_attempts, priority))
+            claims.append(_claim_of(row, job, has_room[tenant]))
         return claims
 
     def _free(self, tenant: str, now_s: float, limit: int) -> Select[PromptRow, JobRow]:
@@ -121,6 +123,7 @@ class JobQueue:
         gone = delete(PromptRow).where(PromptRow.job_key == claim.job_key, PromptRow.position == claim.index)
         if job is None or not session.execute(gone.returning(PromptRow.position)).all():
             return False
+        job.num_bytes = max(0, job.num_bytes + len(answer.body) - len(claim.body))
         session.add(
             AnswerRow(
                 job_key=job.key, place=job.num_answered, position=claim.index, body=answer.body, failed=answer.failed
@@ -134,13 +137,18 @@ class JobQueue:
         job.num_cached_tokens += used.num_cached_tokens
         job.timeline = asdict(Timeline(**job.timeline) + used.timeline)
         if job.num_answered == job.num_prompts:
-            end_job(session, job, JobStatus.COMPLETED, self._clock(), self._ttl_s)
+            end_job(session, job, JobStatus.COMPLETED, self._clock(), self._config.ttl_s)
         return True
 
     def _sweep(self, session: Session) -> None:
         now_s = self._clock()
         due = select(JobRow).where(JobRow.status == JobStatus.RUNNING, JobRow.due_s <= now_s)
         for job in session.scalars(due.with_for_update(skip_locked=True)).all():
-            end_job(session, job, JobStatus.EXPIRED, now_s, self._ttl_s)
+            end_job(session, job, JobStatus.EXPIRED, now_s, self._config.ttl_s)
         for table in (FileRow, JobRow):
             session.execute(delete(table).where(table.expires_s <= now_s))
+
+
+def _claim_of(row: PromptRow, job: JobRow, has_room: bool) -> Claim:
+    priority = job.details.get(PRIORITY, JOB_PRIORITY)
+    return Claim(job.key, row.position, job.id, job.tenant, job.kind, row.body, row.num_attempts, priority, has_room)

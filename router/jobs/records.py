@@ -36,6 +36,8 @@ class NewJob:
     # From now until it is given up; None: as long as it takes.
     time_limit_s: float | None = None
     priority: int = JOB_PRIORITY
+    # The parameter that its prompts came in.
+    param: str = "requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class Claim:
     # How often it was claimed, this time included.
     num_attempts: int
     priority: int = JOB_PRIORITY
+    # Whether its tenant's jobs have room on the disk for an answer.
+    has_room: bool = True
 
     @property
     def key(self) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from router.config import JobsConfig
 from router.jobs.queue import JobQueue
 from router.jobs.records import Answer, Claim
+from router.jobs.room import no_room_error
 from router.jobs.tenant import act_for
 from router.metrics import RouterMetrics
 from router.tenants import KeyRing
@@ -129,6 +130,7 @@ class Jobs:
         answerer, began_s = self._answerers[claim.kind], asyncio.get_running_loop().time()
         try:
             self._refuse_deadly(claim)
+            self._require_room(claim)
             answer = await answerer.answer(claim)
         except KVFerryError as error:
             if self._may_pass(claim, error):
@@ -142,6 +144,12 @@ class Jobs:
         """Whoever tried it before died of it, or of something else."""
         if claim.num_attempts > self._config.max_attempts:
             raise KVFerryError(f"given up after {self._config.max_attempts} tries that no router survived")
+
+    def _require_room(self, claim: Claim) -> None:
+        if not claim.has_room:
+            raise no_room_error(
+                "not answered: your jobs' prompts and answers are over", self._config.max_tenant_job_bytes
+            )
 
     def _may_pass(self, claim: Claim, error: KVFerryError) -> bool:
         """Whether it is the cluster's fault rather than the prompt's, and worth another try."""

@@ -76,15 +76,22 @@ class JobService(router_pb2_grpc.JobServiceServicer):
         self._jobs.drop(job.key)
         return pb.CancelJobResponse(job=_job_to_pb(job))
 
+    @typed_errors
+    async def DeleteJob(self, request: pb.DeleteJobRequest, context: Context) -> pb.DeleteJobResponse:
+        _native(await self._store.get(calling_tenant(), request.job_id))
+        await self._store.delete(calling_tenant(), request.job_id)
+        return pb.DeleteJobResponse()
+
     async def JobResults(self, request: pb.JobResultsRequest, context: Context) -> None:  # type: ignore[override]
-        place, wait_s = max(request.start, 0), _FIRST_LOOK_S
+        place, wait_s, told = max(request.start, 0), _FIRST_LOOK_S, False
         try:
             while True:
                 job, answers = await self._store.answers(calling_tenant(), request.job_id, place, _NUM_RESULTS)
                 _native(job)
-                if answers:
+                if answers or not told:
+                    # The first one may be empty: it tells a client that has lost another router that it is heard here.
                     await context.write(pb.JobResultsResponse(results=map(_result_of, answers)))
-                    place, wait_s = place + len(answers), _FIRST_LOOK_S
+                    place, wait_s, told = place + len(answers), _FIRST_LOOK_S, True
                 elif job.ended:
                     return
                 else:

@@ -6,14 +6,17 @@ import hashlib
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from sqlalchemy import insert, select
+from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
+from router.config import JobsConfig
 from router.jobs.database import Database
 from router.jobs.end import end_job
+from router.jobs.pages import page_of
 from router.jobs.records import JobRecord, JobStatus, NewJob, StoredAnswer, Used
+from router.jobs.room import bytes_of, require_room
 from router.jobs.tables import PRIORITY, AnswerRow, JobRow, PromptRow
-from workers.errors import ConflictError, NotFoundError
+from workers.errors import ConflictError, InvalidRequestError, NotFoundError
 from workers.timeline import Timeline
 
 Clock = Callable[[], float]
@@ -23,15 +26,15 @@ class JobStore:
     """A tenant sees its own jobs only. Times are Unix times: several routers, and one before and after a crash, have to
     agree on them."""
 
-    def __init__(self, database: Database, ttl_s: float, clock: Clock = time.time) -> None:
-        """`ttl_s`: how long a job's answers can be read after its end."""
+    def __init__(self, database: Database, config: JobsConfig, clock: Clock = time.time) -> None:
         self._database = database
-        self._ttl_s = ttl_s
+        self._config = config
         self._clock = clock
 
     async def add(self, job: NewJob) -> JobRecord:
-        """On disk when this returns. The same job again is no second one; ConflictError when its id is another's."""
-        return await self._database.run(lambda session: _add(session, job, self._clock(), self._ttl_s))
+        """On disk when this returns. The same job again is no second one. Raises ConflictError when its id is
+        another's, InvalidRequestError when the tenant's jobs leave it no room."""
+        return await self._database.run(lambda session: _add(session, job, self._clock(), self._config))
 
     async def get(self, tenant: str, job_id: str) -> JobRecord:
         """Raises NotFoundError."""
@@ -47,25 +50,39 @@ class JobStore:
         def cancel(session: Session) -> JobRecord:
             row = _row(session, tenant, job_id, for_update=True)
             if row.status == JobStatus.RUNNING:
-                end_job(session, row, JobStatus.CANCELLED, self._clock(), self._ttl_s)
+                end_job(session, row, JobStatus.CANCELLED, self._clock(), self._config.ttl_s)
             return _record(row)
 
         return await self._database.run(cancel)
 
+    async def delete(self, tenant: str, job_id: str) -> None:
+        """With its answers. Raises InvalidRequestError while it runs."""
+
+        def remove(session: Session) -> None:
+            row = _row(session, tenant, job_id, for_update=True)
+            if row.status == JobStatus.RUNNING:
+                raise InvalidRequestError(f"job {job_id} has not ended; cancel it before", param="job_id")
+            session.execute(delete(JobRow).where(JobRow.key == row.key))
+
+        await self._database.run(remove)
+
     async def answers(
         self, tenant: str, job_id: str, start: int, limit: int
     ) -> tuple[JobRecord, Sequence[StoredAnswer]]:
-        """The job, and its answers of places [start, start + limit) as far as they are there."""
+        """The job, and its answers from place `start` on: up to `limit`, none only if none are there."""
         return await self._database.run(lambda session: _answers(session, _row(session, tenant, job_id), start, limit))
 
 
-def _add(session: Session, job: NewJob, now_s: float, ttl_s: float) -> JobRecord:
+def _add(session: Session, job: NewJob, now_s: float, config: JobsConfig) -> JobRecord:
     digest = _digest(job)
     there = session.scalar(select(JobRow).where(JobRow.tenant == job.tenant, JobRow.id == job.id))
     if there is not None:
         if there.digest != digest:
             raise ConflictError(f"job {job.id} is there already, with other prompts; choose another id", param="job_id")
         return _record(there)
+    details = {**job.details, PRIORITY: job.priority}
+    num_bytes = bytes_of(details, job.prompts)
+    require_room(session, job.tenant, num_bytes, config.max_tenant_job_bytes, job.param)
     row = JobRow(
         tenant=job.tenant,
         id=job.id,
@@ -73,7 +90,8 @@ def _add(session: Session, job: NewJob, now_s: float, ttl_s: float) -> JobRecord
         status=JobStatus.RUNNING,
         digest=digest,
         num_prompts=len(job.prompts),
-        details={**job.details, PRIORITY: job.priority},
+        num_bytes=num_bytes,
+        details=details,
         created_s=now_s,
         due_s=None if job.time_limit_s is None else now_s + job.time_limit_s,
     )
@@ -83,7 +101,7 @@ def _add(session: Session, job: NewJob, now_s: float, ttl_s: float) -> JobRecord
         rows = [{"job_key": row.key, "position": at, "body": body} for at, body in enumerate(job.prompts)]
         session.execute(insert(PromptRow), rows)
     else:
-        end_job(session, row, JobStatus.FAILED, now_s, ttl_s)
+        end_job(session, row, JobStatus.FAILED, now_s, config.ttl_s)
     return _record(row)
 
 
@@ -110,10 +128,7 @@ def _list(session: Session, tenant: str, kinds: Collection[str], limit: int, aft
 
 
 def _answers(session: Session, row: JobRow, start: int, limit: int) -> tuple[JobRecord, Sequence[StoredAnswer]]:
-    chosen = select(AnswerRow).where(
-        AnswerRow.job_key == row.key, AnswerRow.place >= start, AnswerRow.place < start + limit
-    )
-    found = session.scalars(chosen.order_by(AnswerRow.place))
+    found = page_of(session, limit, AnswerRow.job_key == row.key, AnswerRow.place >= start)
     return _record(row), [StoredAnswer(one.place, one.position, one.body, one.failed) for one in found]
 
 

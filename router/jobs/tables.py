@@ -21,7 +21,8 @@ class Table(DeclarativeBase):
 
 class JobRow(Table):
     __tablename__ = "jobs"
-    __table_args__ = (UniqueConstraint("tenant", "id"),)
+    # No key is used again: what comes late for a job that is no more never meets another one.
+    __table_args__ = (UniqueConstraint("tenant", "id"), {"sqlite_autoincrement": True})
 
     key: Mapped[int] = mapped_column(_Key, primary_key=True)
     tenant: Mapped[str] = mapped_column(String)
@@ -31,6 +32,8 @@ class JobRow(Table):
     # Of its prompts, so that the same job submitted twice is known.
     digest: Mapped[str] = mapped_column(String)
     num_prompts: Mapped[int]
+    # What it takes of the disk (room.py).
+    num_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     num_answered: Mapped[int] = mapped_column(default=0)
     num_failed: Mapped[int] = mapped_column(default=0)
     num_prompt_tokens: Mapped[int] = mapped_column(BigInteger, default=0)

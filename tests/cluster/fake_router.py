@@ -19,6 +19,7 @@ WORDS = ("Hello", ", ", "world", "!\n")
 class FakeRouter(router_pb2_grpc.RouterServiceServicer):
     def __init__(self) -> None:
         self.requests: list[pb.GenerateRequest] = []
+        self.asked = threading.Event()
         self.cancelled = threading.Event()
         self.target = ""
         self.traces: dict[str, pb.Trace] = {}
@@ -27,6 +28,7 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> Any:  # noqa: N802
         self.requests.append(request)
+        self.asked.set()
         if request.text == "bad":
             await abort_with(context, InvalidRequestError("max_tokens must be positive", param="max_tokens"))
         if request.text == "busy":
@@ -97,7 +99,9 @@ def _worker(name: str, role: str) -> pb.WorkerStatus:
 
 
 @contextmanager
-def serving(router: FakeRouter | None = None) -> Iterator[FakeRouter]:
+def serving(
+    router: FakeRouter | None = None, jobs: router_pb2_grpc.JobServiceServicer | None = None
+) -> Iterator[FakeRouter]:
     router = router or FakeRouter()
     started, loop = threading.Event(), asyncio.new_event_loop()
     stop = asyncio.Event()
@@ -106,6 +110,8 @@ def serving(router: FakeRouter | None = None) -> Iterator[FakeRouter]:
         network = GrpcNetwork()
         server = network.server()
         router_pb2_grpc.add_RouterServiceServicer_to_server(router, server)
+        if jobs is not None:
+            router_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)
         router.target = await network.listen(server, "127.0.0.1", 0)
         started.set()
         await stop.wait()

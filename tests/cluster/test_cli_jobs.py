@@ -83,3 +83,15 @@ def test_jobs_cancels_and_says_what_is_not_there(tmp_path, prompts, capsys):
         assert (code, err.count("\n"), "there is no job 'other'" in err) == (1, 1, True)
         code, _, err = kvferry(capsys, "jobs", "--cancel", "--target", server.target)
         assert (code, "need the id of a job" in err) == (2, True)
+
+
+def test_jobs_deletes_what_has_ended(tmp_path, prompts, capsys):
+    with job_server(jobs_config(tmp_path), num_permits=0) as server:
+        _, job_id, _ = kvferry(capsys, "submit", prompts, "--target", server.target)
+        job_id = job_id.strip()
+        code, _, err = kvferry(capsys, "jobs", job_id, "--delete", "--target", server.target)
+        assert (code, err.count("\n"), "has not ended; cancel it before" in err) == (2, 1, True)
+        code, out, err = kvferry(capsys, "jobs", job_id, "--cancel", "--delete", "--target", server.target)
+        assert (code, out, err) == (0, "", f"{job_id} is deleted\n")
+        code, _, err = kvferry(capsys, "jobs", job_id, "--target", server.target)
+        assert (code, "there is no job" in err) == (1, True)

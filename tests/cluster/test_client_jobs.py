@@ -74,8 +74,26 @@ def test_whoever_waits_for_a_job_hears_when_its_client_is_closed(tmp_path):
     with job_server(jobs_config(tmp_path), num_permits=0) as server:
         with Client(server.target) as client:
             job = client.submit(PROMPTS)
-        with pytest.raises(UnavailableError, match="the client was closed"):
+        with pytest.raises(UnavailableError, match="the client is closed"):
             job.result(timeout=5)
+
+
+def test_a_look_that_comes_late_does_not_bring_an_ended_job_back(tmp_path):
+    async def run(target: str, job_id: str) -> None:
+        async with AsyncClient(target) as client:
+            job = await client.jobs.get(job_id)
+            before = job.info
+            assert await job.cancel()
+            job._saw(before)
+            assert job.status == "cancelled"
+
+    with job_server(jobs_config(tmp_path), num_permits=0) as server, Client(server.target) as client:
+        job = client.submit(PROMPTS)
+        before = job.info
+        assert job.cancel()
+        job._see(before)
+        assert job.status == "cancelled"
+        asyncio.run(run(server.target, client.submit(PROMPTS).id))
 
 
 def test_asyncs_jobs_are_awaited(tmp_path):

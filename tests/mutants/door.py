@@ -66,8 +66,8 @@ DOOR = (
         "lower priorities go first",
         "",
         QUEUE,
-        "self._levels[priority].first(but) for priority in sorted(self._levels)",
-        "self._levels[priority].first(but) for priority in self._levels",
+        "for key in sorted(self._levels) if key[1] == job",
+        "for key in self._levels if key[1] == job",
         (
             f"{QUEUE_TESTS}::test_lower_priorities_go_first_even_before_one_that_has_the_turn",
             f"{OVERLOAD}::test_urgent_requests_wait_for_a_place_and_not_for_the_jobs_before_them",
@@ -109,7 +109,7 @@ DOOR = (
         "tenants get equal tokens",
         "",
         QUEUE,
-        "self._levels[waiter.priority].serve(waiter)",
+        "self._levels[waiter.priority, waiter.job].serve(waiter)",
         "pass",
         (
             f"{QUEUE_TESTS}::test_tenants_get_as_many_tokens_and_not_as_many_requests",

@@ -7,6 +7,7 @@ one of which has a row. Snippets are short, so that changes beside them leave th
 from __future__ import annotations
 
 from tests.mutants.aborts import ABORTS
+from tests.mutants.bounds import BOUNDS
 from tests.mutants.death import DEATH
 from tests.mutants.door import DOOR
 from tests.mutants.frames import FRAMES
@@ -40,4 +41,5 @@ MUTANTS = (
     *DOOR,
     *FRONT,
     *JOBS,
+    *BOUNDS,
 )

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from router.config import JobsConfig
 from router.jobs.database import Database
 from router.jobs.queue import JobQueue
 from router.jobs.records import Answer, Claim, NewJob, Used
@@ -21,6 +22,7 @@ class Shared:
     """One database and routers at it, each with a connection of its own; the time is what the test says."""
 
     url: str
+    config: JobsConfig
     now_s: float = 1000.0
     databases: list[Database] = field(default_factory=list)
 
@@ -29,15 +31,16 @@ class Shared:
         return self.databases[-1]
 
     def queue(self, owner: str) -> JobQueue:
-        return JobQueue(self._database(), owner, LEASE_S, TTL_S, lambda: self.now_s)
+        return JobQueue(self._database(), owner, self.config, lambda: self.now_s)
 
     def store(self) -> JobStore:
-        return JobStore(self._database(), TTL_S, lambda: self.now_s)
+        return JobStore(self._database(), self.config, lambda: self.now_s)
 
 
 @asynccontextmanager
-async def shared(url: str) -> AsyncIterator[Shared]:
-    one = Shared(url)
+async def shared(url: str, **settings: Any) -> AsyncIterator[Shared]:
+    """`settings`: of JobsConfig."""
+    one = Shared(url, JobsConfig(lease_s=LEASE_S, ttl_s=TTL_S, **settings))
     try:
         yield one
     finally:

@@ -75,6 +75,7 @@ def test_a_thousand_bad_requests_cost_no_error_of_ours_no_leak_and_nobody_elses_
 
     asyncio.run(main())
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    assert statuses.total() == NUM_REQUESTS
     assert statuses["odd fields", 400] > 100
     assert statuses["too large", 413] > 10
     assert statuses["wrong places", 405] > 10

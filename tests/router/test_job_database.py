@@ -7,6 +7,7 @@ import sqlite3
 import stat
 
 import pytest
+from sqlalchemy import text
 
 from router.jobs.database import Database
 from tests.router.shared_jobs import answer_of, job_of, shared
@@ -115,5 +116,19 @@ def test_a_server_that_is_started_anew_has_what_was_accepted(postgres):
             job, answers = await store.answers("", "job", 0, 10)
             assert (job.num_prompts, len(answers)) == (3, 1)
             assert len(await queue.claim(9)) == 2
+
+    asyncio.run(run())
+
+
+def test_tables_of_an_earlier_version_get_what_they_lack(url):
+    async def run() -> None:
+        async with shared(url) as at:
+            await at.store().add(job_of(2, "before"))
+            await at.databases[0].run(lambda session: session.execute(text("ALTER TABLE jobs DROP COLUMN num_bytes")))
+            store, queue = at.store(), at.queue("a")
+            for claim in await queue.claim(2):
+                assert await queue.answer(claim, answer_of(claim, "a"))
+            assert (await store.get("", "before")).ended
+            await store.add(job_of(1, "after"))
 
     asyncio.run(run())

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 
 from router.jobs.queue import JobQueue
-from router.jobs.records import JobStatus, NewJob, Used
+from router.jobs.records import Claim, JobStatus, NewJob, Used
 from tests.router.shared_jobs import LEASE_S, TTL_S, answer_of, job_of, shared
 from workers.timeline import Timeline
 
@@ -171,5 +171,37 @@ def test_a_tenant_sees_its_own_jobs_only(url):
             assert (await store.get("other", "same")).tenant == "other"
             await store.cancel("one", "same")
             assert (await store.get("other", "same")).status is JobStatus.RUNNING
+
+    asyncio.run(run())
+
+
+def test_of_a_cancel_and_the_last_answers_at_once_one_ends_the_job_and_nothing_is_left_over(url):
+    async def run() -> None:
+        async with shared(url) as at:
+            queues, store, rng = [at.queue("a"), at.queue("b")], at.store(), random.Random(1)
+            canceller = at.store()
+            ends: Counter[JobStatus] = Counter()
+            for number in range(30):
+                name = f"job {number}"
+                await store.add(job_of(4, name))
+                claims = [claim for queue in queues for claim in await queue.claim(2)]
+                assert len(claims) == 4
+
+                async def answer(claim: Claim) -> bool:
+                    await asyncio.sleep(rng.random() * 0.01)
+                    return await rng.choice(queues).answer(claim, answer_of(claim, "x"))
+
+                async def cancel(name: str = name) -> bool:
+                    await asyncio.sleep(rng.random() * 0.03)
+                    return (await canceller.cancel("", name)).status is JobStatus.CANCELLED
+
+                was_cancelled, *kept = await asyncio.gather(cancel(), *map(answer, claims))
+                job, answers = await store.answers("", name, 0, 10)
+                ends[job.status] += 1
+                assert job.status is (JobStatus.CANCELLED if was_cancelled else JobStatus.COMPLETED)
+                assert was_cancelled or all(kept)
+                assert sum(kept) == job.num_answered == len(answers) == len({one.index for one in answers})
+                assert await queues[0].claim(9) == []
+            assert min(ends[JobStatus.CANCELLED], ends[JobStatus.COMPLETED]) > 2
 
     asyncio.run(run())

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,16 @@ PYTHON = PEERS / "venv/bin/python"
 SUITE = next(iter(sorted(PEERS.glob("openai-*/tests"))), PEERS / "openai/tests").parent
 # Names that they ask for.
 MODEL = ModelConfig(served_model_name=("gpt-6-astra", "gpt-3.5-turbo-instruct", "model"), max_model_len=1024)
-# Tests of openai-python that cannot pass, and why; the same list is in docs/api.md.
-EXPECTED = {
-    "every parameter at once, among them unsupported and contradictory ones": (r"completions.*create_with_all_params",),
-    "stored completions": (r"chat/.*::test_(?!path_params)\w+_(retrieve|update|list|delete)",),
-    "models are not deleted over the API": (r"test_models.*::test_(?!path_params)\w+_delete",),
+# Of openai-python's tests (the version is in the Makefile) so many pass. Those that cannot, why, and how many: the same
+# list is in docs/api.md.
+NUM_PASSED = 120
+FAILED = {
+    "every parameter at once, among them unsupported and contradictory ones": (
+        r"completions.*create_with_all_params",
+        20,
+    ),
+    "stored completions": (r"chat/.*::test_(?!path_params)\w+_(retrieve|update|list|delete)", 85),
+    "models are not deleted over the API": (r"test_models.*::test_(?!path_params)\w+_delete", 15),
 }
 ERROR = {
     "type": "object",
@@ -87,16 +93,17 @@ def test_openais_own_tests_pass_or_are_listed():
     _, output, _ = run_beside_a_server(
         PYTHON, "-m", "pytest", *options, *paths, cwd=SUITE, timeout_s=200, TEST_API_BASE_URL=f"{SERVER}/v1"
     )
-    outcomes = re.findall(r"^(PASSED|FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    patterns = [pattern for reasons in EXPECTED.values() for pattern in reasons]
-    unlisted = [name for outcome, name in outcomes if outcome != "PASSED" and not _listed(name, patterns)]
-    needless = [name for outcome, name in outcomes if outcome == "PASSED" and _listed(name, patterns)]
+    outcomes = re.findall(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S+)", output, re.MULTILINE)
+    unlisted = [name for outcome, name in outcomes if outcome != "PASSED" and not _reasons(name)]
+    needless = [name for outcome, name in outcomes if outcome == "PASSED" and _reasons(name)]
     assert (unlisted, needless) == ([], []), output[-3000:]
-    assert sum(outcome == "PASSED" for outcome, _ in outcomes) >= 80
+    failed = Counter(reason for outcome, name in outcomes if outcome == "FAILED" for reason in _reasons(name))
+    assert failed == {reason: count for reason, (_, count) in FAILED.items()}
+    assert Counter(outcome for outcome, _ in outcomes) == {"PASSED": NUM_PASSED, "FAILED": failed.total()}
 
 
-def _listed(name: str, patterns: list[str]) -> bool:
-    return any(re.search(pattern, name) for pattern in patterns)
+def _reasons(name: str) -> list[str]:
+    return [reason for reason, (pattern, _) in FAILED.items() if re.search(pattern, name)]
 
 
 def described(tmp_path: Path) -> Path:
@@ -136,7 +143,11 @@ def test_what_schemathesis_makes_up_is_answered_as_described(tmp_path: Path):
         cwd=tmp_path, timeout_s=240,
     )  # fmt: skip
     assert code == 0, output[-4000:]
-    assert num_answered >= 50
+    counted = re.search(r"^ *(\d+) generated, (\d+) passed$", output, re.MULTILINE)
+    assert counted is not None, output[-4000:]
+    num_made, num_passed = map(int, counted.groups())
+    assert num_made == num_passed >= 1000
+    assert num_answered >= num_made / 10
 
 
 LLAMA = PEERS / "llama-cpp/tests"

@@ -23,8 +23,10 @@ class Crowd:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     served: list[str] = field(default_factory=list)
 
-    async def come(self, name: str, tenant: str = "", priority: int = 0, num_tokens: int = 10) -> None:
-        request = make_request([1] * num_tokens, request_id=name, tenant=tenant, priority=priority)
+    async def come(
+        self, name: str, tenant: str = "", priority: int = 0, num_tokens: int = 10, *, job: bool = False
+    ) -> None:
+        request = make_request([1] * num_tokens, request_id=name, tenant=tenant, priority=priority, job=job)
         with self.queue.joined(request) as waiter:
             while True:
                 async with self.queue.turn(waiter):

@@ -91,6 +91,19 @@ def test_the_command_prints_a_row_for_each_policy_and_a_last_line_for_programs()
     assert rows[2].startswith("prefix_aware ")
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not TRACE.exists(), reason="needs shared/data/mooncake beside the project")
+def test_the_whole_trace_comes_to_what_the_docs_say():
+    """The goals are 85 % of the ceiling and an imbalance under 1.3; the figures are those of docs/architecture.md."""
+    requests = read_mooncake_trace(TRACE)
+    most = ceiling(requests)
+    aware, blind = (simulate(requests, Setting(policy)) for policy in ("prefix_aware", "round_robin"))
+    assert aware.hit_rate / most > 0.85
+    assert aware.imbalance < 1.3
+    assert (aware.hit_rate, blind.hit_rate) == pytest.approx((0.326, 0.184), abs=0.003)
+    assert (aware.imbalance, blind.imbalance) == pytest.approx((1.02, 1.01), abs=0.02)
+
+
 def test_a_policy_that_is_none_is_told_in_one_line():
     done = CliRunner().invoke(main, [__file__, "--policy", "fastest"])
     assert done.exit_code == 2

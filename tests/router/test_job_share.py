@@ -1,0 +1,114 @@
+"""Jobs beside requests that somebody waits for: no load stops them, and what holds them back holds back nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cluster.sim.loop import run, virtual_loop
+from router.queue import _JOBS_SHARE
+from tests.factories import SimCluster, sim_cluster
+from tests.router.test_job_terms import JOB, step_s
+from tests.router.test_prediction import BIG, ask
+from tests.router.test_queue import arrive, crowd
+from workers.errors import OverloadedError
+from workers.request import Slo, Terms
+
+# 15 answers at once are as many as this allows.
+ROUTER = {"slo": {"tpot_ms": 20}}
+# What somebody waits for does not mind.
+PATIENT = Terms(slo=Slo(tpot_ms=1e9))
+
+
+@asynccontextmanager
+async def constant_load(cluster: SimCluster, num_running: int = 20) -> AsyncIterator[None]:
+    """So many answers at any time."""
+    numbers = itertools.count()
+
+    async def ask_on() -> None:
+        while True:
+            await ask(cluster, 10, f"load {next(numbers)}", PATIENT, max_tokens=40)
+
+    tasks = [asyncio.create_task(ask_on()) for _ in range(num_running)]
+    # So that the pace is known.
+    await asyncio.sleep(5)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_a_job_goes_on_under_a_load_that_never_leaves_it_room_within_the_slo():
+    async def main() -> None:
+        async with sim_cluster(step_s=step_s, router=ROUTER, **BIG) as cluster, constant_load(cluster):
+            async with asyncio.timeout(20):
+                await asyncio.gather(*(ask(cluster, 10, f"j{at}", JOB, max_tokens=20) for at in range(5)))
+
+    run(main())
+
+
+def test_the_load_hardly_notices_the_job_that_goes_on():
+    async def main() -> None:
+        async with sim_cluster(step_s=step_s, router=ROUTER, **BIG) as cluster, constant_load(cluster):
+            before = (await ask(cluster, 10, "before", PATIENT, max_tokens=20)).tpot_s
+            jobs = [asyncio.create_task(ask(cluster, 10, f"j{at}", JOB, max_tokens=20)) for at in range(9)]
+            await asyncio.sleep(1)
+            (decode,) = (worker for worker in cluster.router._pool.workers if worker.role == "decode")
+            assert decode.num_jobs == 1
+            assert (await ask(cluster, 10, "beside", PATIENT, max_tokens=20)).tpot_s < 1.15 * before
+            await asyncio.gather(*jobs)
+
+    run(main())
+
+
+@pytest.mark.parametrize("priority", [0, 100, 200])
+def test_a_job_that_is_held_back_keeps_no_request_waiting(priority):
+    async def main() -> None:
+        async with sim_cluster(step_s=step_s, router=ROUTER, **BIG) as cluster, constant_load(cluster):
+            terms = Terms(slo=PATIENT.slo, priority=priority)
+            alone_s = (await ask(cluster, 10, "alone", terms)).ttft_s
+            jobs = [asyncio.create_task(ask(cluster, 10, f"j{at}", JOB, max_tokens=200)) for at in range(3)]
+            await asyncio.sleep(1)
+            assert not any(job.done() for job in jobs)
+            for at in range(5):
+                assert (await ask(cluster, 10, f"r{at}", terms)).ttft_s < alone_s + 0.1
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    run(main())
+
+
+def test_of_so_many_that_leave_a_queue_that_never_empties_one_is_a_jobs():
+    async def main() -> list[str]:
+        people = crowd()
+        tasks = [asyncio.create_task(people.come(f"j{at}", priority=100, job=True)) for at in range(2)]
+        tasks += await arrive(people, *((f"r{at}", "", 0, 10) for at in range(3 * _JOBS_SHARE)))
+        people.let_in()
+        await asyncio.gather(*tasks)
+        return people.served
+
+    served = run(main())
+    assert [served.index(f"j{at}") for at in range(2)] == [_JOBS_SHARE - 1, 2 * _JOBS_SHARE - 1]
+
+
+def test_jobs_take_no_place_in_the_queue_from_requests_and_lose_none_to_them():
+    async def main() -> None:
+        people = crowd(2)
+        jobs = [asyncio.create_task(people.come(f"j{at}", priority=100, job=True)) for at in range(5)]
+        waiting = await arrive(people, ("a", "", 0, 10), ("b", "", 0, 10))
+        with pytest.raises(OverloadedError, match="2 requests wait"):
+            await people.come("late")
+        assert len(people.queue) == 7
+        began_s = virtual_loop().time()
+        people.let_in()
+        await asyncio.gather(*jobs, *waiting)
+        assert virtual_loop().time() - began_s < 0.01
+
+    run(main())
