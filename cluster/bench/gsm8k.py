@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import statistics
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -38,6 +39,12 @@ MODES: Mapping[str, Mapping[str, str]] = {
 def last_number(text: str) -> str | None:
     found = _NUMBER.findall(text)
     return found[-1].replace(",", "").removesuffix(".00") if found else None
+
+
+def num_alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens before the first that differs."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def read_answers(path: Path) -> dict[int, list[int]]:
@@ -76,18 +83,16 @@ async def _answered(requests: Sequence[Request], config: EngineConfig) -> AsyncI
 
 
 def table(answers: Mapping[str, Sequence[list[int]]], rows: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> str:
-    """In Markdown. `answers`: of each mode, one a question."""
-    lines = [
-        "| weights | right, % | last number as fp32's, % | whole answer as fp32's, % |",
-        "| --- | --- | --- | --- |",
-    ]
-    want = [last_number(row["answer"]) for row in rows]
-    (exact, *_) = answers.values()
+    """In Markdown. `answers`: of each mode, one a question; the first mode's are what the others are held against."""
+    heads = ("weights", "right", "last number as fp32's", "whole answer as fp32's", "tokens alike, median")
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     numbers = {mode: [last_number(tokenizer.decode(one)) for one in of_mode] for mode, of_mode in answers.items()}
+    first, want = next(iter(answers)), [last_number(row["answer"]) for row in rows]
     for mode, of_mode in answers.items():
-        pairs = ((numbers[mode], want), (numbers[mode], next(iter(numbers.values()))), (of_mode, exact))
-        shares = [100 * sum(a == b for a, b in zip(*pair, strict=True)) / len(rows) for pair in pairs]
-        lines.append(f"| {mode} | {' | '.join(f'{share:.0f}' for share in shares)} |")
+        pairs = ((numbers[mode], want), (numbers[mode], numbers[first]), (of_mode, answers[first]))
+        shares = [sum(a == b for a, b in zip(*pair, strict=True)) / len(rows) for pair in pairs]
+        alike = statistics.median(map(num_alike, of_mode, answers[first]))
+        lines.append(f"| {mode} | {' | '.join(f'{share:.0%}' for share in shares)} | {alike:.0f} |")
     return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ LINEAR_TESTS = "tests/workers/layers/test_quantised_linear.py"
 UNEQUAL_TESTS = "tests/workers/test_unequal_weights.py"
 ROLE_TESTS = "tests/router/test_unequal_roles.py"
 MODEL_TESTS = "tests/router/test_unequal_models.py"
+CHECK_TESTS = "tests/cluster/test_config_check.py"
 CONFIG_TESTS = "tests/cluster/test_quantization_config.py"
 
 WEIGHTS = (
@@ -108,6 +109,25 @@ WEIGHTS = (
         'self.transfer.resume == "replicate" and (unequal := self.unequal_roles)',
         '(unequal := "")',
         (f"{CONFIG_TESTS}::test_what_cannot_be_is_refused_by_its_key",),
+    ),
+    Mutant(
+        "where streams are not exact is said",
+        "B12",
+        "cluster/caveats.py",
+        "if config.unequal_roles:",
+        "if False:",
+        (
+            f"{CHECK_TESTS}::test_unequal_roles_are_told_where_they_are_not_exact",
+            f"{CHECK_TESTS}::test_up_tells_the_same",
+        ),
+    ),
+    Mutant(
+        "weights that a checkpoint does not have are refused",
+        "E2",
+        "workers/models/weights.py",
+        'if quantization == "native" and',
+        "if False and",
+        (f"{CHECK_TESTS}::test_weights_that_cannot_be_kept_so_are_refused_by_the_command_and_by_a_worker[native]",),
     ),
     Mutant(
         "quantised weights are not cut into ranks",
