@@ -181,6 +181,28 @@ def generate(prompt: str, chat: bool, name: str, target: str | None, **options: 
                 click.echo()
 
 
+@cli.group("config")
+def config_group() -> None:
+    """Config files of `kvferry up`."""
+
+
+@config_group.command("check")
+@click.argument("config", required=False, type=click.Path())
+@click.option("--allow-faults", is_flag=True, help="As with `kvferry up`.")
+def config_check(config: str | None, allow_faults: bool) -> None:
+    """Refuse what cannot work, and say what CONFIG gives up, without starting anything."""
+    from cluster import up as process
+    from cluster.caveats import caveats
+    from cluster.config import load_config
+
+    settings = load_config(config, allow_faults)
+    process.require_server_extra()
+    model = process.check(settings)
+    for caveat in caveats(settings):
+        click.echo(caveat)
+    click.echo(f"{config or 'local.yaml'} can be served: {', '.join(settings.worker_roles())} of {model}")
+
+
 @cli.group()
 def keys() -> None:
     """API keys of a router (router.api_keys)."""

@@ -166,8 +166,9 @@ def status_table(status: router_pb2.GetStatusResponse) -> Table:
 
 
 def _weights(stats: worker_pb2.WorkerStats) -> str:
-    """Their quantization; without one, what they are computed in."""
-    return stats.quantization if stats.quantization != "none" else "+".join(sorted(stats.kernels)) or "none"
+    """How they are kept, and the kernels that multiply with them."""
+    kernels = " + ".join(sorted(stats.kernels))
+    return f"{stats.quantization}: {kernels}" if stats.quantization != "none" else kernels or "none"
 
 
 def audit_object(report: Report) -> dict[str, Any]:

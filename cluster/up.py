@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from cluster import private_ray
+from cluster.caveats import caveats
 from cluster.config import ClusterConfig, router_replicas, worker_configs
 from cluster.guard import start_time
 from cluster.ports import refuse_busy_ports
@@ -65,7 +66,7 @@ def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoint
         _refuse_bad_jobs_url(config)
         started_at_s = time.time()
         if config.address is None:
-            _get_model(config, say)
+            say(f"model: {get_model(config)}")
             private_ray.set_environment()
         stop.install()
         from cluster.launch import Cluster
@@ -89,7 +90,7 @@ def _refuse_bad_jobs_url(config: ClusterConfig) -> None:
         check_url(config.jobs.url)
 
 
-def _get_model(config: ClusterConfig, say: Say) -> None:
+def get_model(config: ClusterConfig) -> Path:
     """Once, before many processes ask for it; one that is not there, or cannot be divided among the ranks of a worker,
     is refused before anything is started."""
     from workers.models.resolve import resolve_model
@@ -97,7 +98,21 @@ def _get_model(config: ClusterConfig, say: Say) -> None:
     path = resolve_model(config.model)
     if sizes := sorted({worker.tensor_parallel_size for worker in worker_configs(config)} - {1}):
         _refuse_indivisible(path, sizes)
-    say(f"model: {path}")
+    return path
+
+
+def check(config: ClusterConfig) -> Path:
+    """As `get_model`, and whether its weights can be kept as each role asks: their headers are read, which takes a
+    while. Raises ConfigError."""
+    from workers.models.architecture import read_architecture
+    from workers.models.loader import open_weights
+
+    path = get_model(config)
+    if kinds := sorted({worker.quantization for worker in worker_configs(config)} - {"none"}):
+        weights = open_weights(path, read_architecture(path))
+        for quantization in kinds:
+            weights.require_quantisable(quantization)
+    return path
 
 
 def _refuse_indivisible(path: Path, sizes: Sequence[int]) -> None:
@@ -114,11 +129,8 @@ def serve(config: ClusterConfig, say: Say) -> None:
     """Up until Ctrl-C, SIGTERM or `kvferry down`."""
     began_s = time.monotonic()
     with running(config, say) as (cluster, endpoints):
-        if config.unequal_roles:
-            say(
-                f"{config.unequal_roles}: a stream that loses its worker, or is preempted, goes on, but not with the "
-                "tokens that it would have had"
-            )
+        for caveat in caveats(config):
+            say(caveat)
         if config.faults:
             say(f"{len(config.faults)} faults are injected: {', '.join(fault.fault for fault in config.faults)}")
         say(f"{ready_line(config.name, endpoints.http, endpoints.grpc)} (after {time.monotonic() - began_s:.1f} s)")

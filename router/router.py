@@ -130,7 +130,10 @@ class Router:
             try:
                 async with aclosing(self._attempt(call, numbered, failures.tried, one_try)) as outputs:
                     async for output in outputs:
-                        yield by_index[output.choice].take(output, one_try)
+                        new = by_index[output.choice].take(output, one_try)
+                        # Where roles have other weights each, prefill samples token 1 again.
+                        if new.token_ids or new.finish_reason is not None:
+                            yield new
                 return
             except KVFerryError as error:
                 failures.since_s = _now()

@@ -148,6 +148,8 @@ class SimCluster:
         self.dead: list[str] = []
         self._roles = roles
         self._router_config = router
+        # By role, what its workers have other than the rest.
+        self._role_settings: dict[str, dict[str, Any]] = worker.pop("of_role", {})
         self._worker_settings = worker
         self._num_started = 0
 
@@ -172,7 +174,7 @@ class SimCluster:
             name=name,
             role=self._roles[name],
             port=port,
-            **self._worker_settings,
+            **(self._worker_settings | self._role_settings.get(self._roles[name], {})),
         )
         self.workers[name] = worker
         await self.hosts[name].run(worker.start())

@@ -38,6 +38,8 @@ class HashRunner:
         self.eos_token_ids = frozenset({EOS})
         self.layout = KVLayout(fingerprint, NUM_LAYERS, 1, HEAD_DIM, config.block_size, "float32")
         self.pool = np.zeros((NUM_LAYERS, 2, self.num_blocks * config.block_size, 1, HEAD_DIM), np.uint32)
+        # Other weights make other KV.
+        self.weights = weights_of(config.quantization)
         # What each step computed: (request id, start, number of tokens).
         self.steps: list[list[tuple[str, int, int]]] = []
 
@@ -63,10 +65,15 @@ class HashRunner:
     def _compute(self, request: ScheduledRequest) -> tuple[SampledToken, ...]:
         end = request.start + len(request.token_ids)
         slots = slots_of(request.block_table, 0, end, self.layout.block_size)
-        self.pool[:, :, slots[request.start :]] = kv_of(request.token_ids, request.start)
+        self.pool[:, :, slots[request.start :]] = kv_of(request.token_ids, request.start) ^ self.weights
         return tuple(
             sample(self.pool[:, :, slots[: s.position]], s.params, s.position, s.choice) for s in request.samples
         )
+
+
+def weights_of(quantization: str) -> np.uint32:
+    """What KV is mixed with; 0 for "none"."""
+    return np.uint32(0 if quantization == "none" else xxhash.xxh32_intdigest(quantization.encode()))
 
 
 def kv_of(token_ids: Sequence[int], start: int = 0) -> np.ndarray:

@@ -69,8 +69,8 @@ class CacheConfig(Strict):
     hash_block_size: int = Field(default=16, ge=1)
 
     @property
-    def shares_computed(self) -> bool:
-        """Whether KV that is computed here may be found as a prefix, not only KV that came."""
+    def computes_prompts(self) -> bool:
+        """Whether prompts are computed with the weights of this engine, so that its KV may be found as their prefix."""
         return True
 
     @model_validator(mode="after")
@@ -263,7 +263,7 @@ class WorkerConfig(EngineConfig):
         return self.prefill_quantization or self.quantization
 
     @property
-    def shares_computed(self) -> bool:
+    def computes_prompts(self) -> bool:
         return self.prompt_quantization == self.quantization
 
     @model_validator(mode="after")

@@ -66,7 +66,7 @@ class Decode:
         return [hand_off.request for hand_off in self._quarantined.values()]
 
     def reserve(self, request: Request, address: str) -> Grant:
-        """Take room for the KV of all tokens of `request`.
+        """Take room for the KV of all tokens of `request`. What of it is to come, the grant tells.
 
         Raises OverloadedError when there is none, InvalidRequestError when there never will be.
         """
@@ -111,7 +111,7 @@ class Decode:
             address,
             self._config.lease_s,
             request.num_computed_tokens,
-            request.num_tokens,
+            self._engine.prefix_cache.num_shareable(request),
         )
         hand_off = self._hand_offs[grant.grant_id] = HandOff(grant, request, self._lease(grant.grant_id))
         return hand_off

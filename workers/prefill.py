@@ -15,7 +15,7 @@ from workers.errors import BY_NAME, AbortedError, KVFerryError, StaleGrantError
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.outgoing import FrameSender, Outgoing, first_error
 from workers.kv_transfer.peers import Peer, Peers
-from workers.request import FinishReason, Request, RequestStatus, TokenOutput
+from workers.request import FinishReason, Request, RequestStatus, SamplingParams, TokenOutput
 from workers.rpc import close_quietly
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,8 @@ class Prefill:
         """
         peer = await self._peers.get(grant)
         self.abort(request.request_id)  # The same, sent again while this one connected.
+        if grant.end < request.num_tokens:
+            _leave_answer(request)
         request.output_limit = request.num_output_tokens + 1
         request.hold_blocks = True
         token_1: asyncio.Future[list[TokenOutput]] = asyncio.get_running_loop().create_future()
@@ -225,6 +227,15 @@ class Prefill:
             still_here = self._shipments.get(shipment.request.request_id) is shipment
             if shipment.grant.grant_id in lost and still_here:
                 self.fail(shipment.request.request_id, StaleGrantError(f"grant {shipment.grant.grant_id} is no more"))
+
+
+def _leave_answer(request: Request) -> None:
+    """Only its prompt is wanted: whoever decodes computes the answer so far anew, with weights of its own.
+
+    Token 1 is sampled all the same, and nobody reads it. Nothing of it may end the hand-off.
+    """
+    request.output_token_ids = []
+    request.params = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 def _now() -> float:

@@ -3,7 +3,7 @@
 Accuracy is over text of MT-bench and GSM8K (--data), against the model in fp32: the divergence of the distributions of
 the next token (KL, in nats a token), how often the likeliest token is the same, and the text's perplexity. Steps are
 forward passes of requests with --context tokens each, all quantizations in turn and the best of --rounds, in seconds of
-this thread, so that what else runs on the machine counts little. --gsm8k N adds answers to N questions that are right.
+this thread, so that what else runs on the machine counts little.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import click
 import torch
 
 from cluster.bench.decode_step import decode_batch
-from cluster.bench.gsm8k import num_right
 from cluster.config import load_config
 from workers.config import Quantization
 from workers.engine.batch import build_batch
@@ -34,7 +33,7 @@ _CPU = torch.device("cpu")
 _BLOCK_SIZE = 16
 _CHUNK = 256
 _MODES: tuple[Quantization, ...] = get_args(Quantization)
-_DATA = Path(__file__).parents[3] / "shared" / "data" / "prompts"
+DATA = Path(__file__).parents[3] / "shared" / "data" / "prompts"
 
 
 @dataclass(slots=True)
@@ -113,7 +112,7 @@ def prompt_batch(num_tokens: int) -> SchedulerOutput:
     return SchedulerOutput((ScheduledRequest("prompt", tuple(range(100, 100 + num_tokens)), 0, table),), num_tokens)
 
 
-def table(rows: Sequence[tuple[Figures, list[float], str]], batches: Sequence[int], prompt: int) -> str:
+def table(rows: Sequence[tuple[Figures, list[float]]], batches: Sequence[int], prompt: int) -> str:
     """In Markdown."""
     steps = [f"step of {batch}, ms" for batch in batches]
     head = [
@@ -125,26 +124,21 @@ def table(rows: Sequence[tuple[Figures, list[float], str]], batches: Sequence[in
         *steps,
         f"{prompt} tokens, ms",
     ]
-    if any(gsm8k for *_, gsm8k in rows):
-        head.append("GSM8K right, %")
     lines = [head, ["---"] * len(head)]
-    for figures, times, gsm8k in rows:
+    for figures, times in rows:
         dtype = str(figures.dtype).removeprefix("torch.")
         accuracy = [f"{figures.kl:.4f}", f"{100 * figures.same_likeliest:.1f}", f"{figures.perplexity:.3f}"]
-        lines.append(
-            [figures.quantization, dtype, *accuracy, *(f"{ms:.1f}" for ms in times), *([gsm8k] if gsm8k else [])]
-        )
+        lines.append([figures.quantization, dtype, *accuracy, *(f"{ms:.1f}" for ms in times)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 @click.command()
-@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), default=_DATA, show_default=True)
+@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), default=DATA, show_default=True)
 @click.option("--tokens", default=2000, show_default=True, help="Of text that is read.")
 @click.option("--context", default=320, show_default=True, help="Tokens in the cache of each request of a step.")
 @click.option("--rounds", default=8, show_default=True)
 @click.option("--threads", default=1, show_default=True)
-@click.option("--gsm8k", "questions", default=0, show_default=True, help="Questions to answer: minutes for each 100.")
-def main(data: Path, tokens: int, context: int, rounds: int, threads: int, questions: int) -> None:
+def main(data: Path, tokens: int, context: int, rounds: int, threads: int) -> None:
     """Accuracy and time of the default model with its weights in each quantization."""
     torch.set_num_threads(threads)
     path, batches = resolve_model(load_config(None).model), (1, 8)
@@ -157,10 +151,7 @@ def main(data: Path, tokens: int, context: int, rounds: int, threads: int, quest
         figures = [compare(subject, token_ids, exact) for subject in subjects]
         times = [step_times_ms(subjects, decode_batch(batch, context, _BLOCK_SIZE), rounds) for batch in batches]
         times.append(step_times_ms(subjects, prompt_batch(512), max(2, rounds // 4)))
-    del subjects
-    right = [num_right(data, mode, dtype, questions, threads) if questions else None for mode, dtype in modes]
-    shown = ["" if count is None else f"{100 * count / questions:.0f}" for count in right]
-    click.echo(table(list(zip(figures, map(list, zip(*times, strict=True)), shown, strict=True)), batches, 512))
+    click.echo(table(list(zip(figures, map(list, zip(*times, strict=True)), strict=True)), batches, 512))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class MemoryUse:
         """A step of `step_s` begins; what it computes is not held before its end."""
         requests = engine.scheduler.running
         self.step_s += step_s
-        self.reserved += step_s * engine.num_blocks_in_use * engine.block_manager.block_size
+        self.reserved += step_s * len(engine.blocks_in_use()) * engine.block_manager.block_size
         self.held += step_s * sum(r.num_computed_tokens for r in requests)
         self.awaited += step_s * sum(r.num_tokens - r.num_computed_tokens for r in requests)
         self.running += step_s * len(requests)

@@ -14,7 +14,7 @@ from workers.errors import ConfigError
 def test_a_role_may_have_weights_of_its_own_and_decode_knows_those_of_prefill() -> None:
     config = parse_config("quantization: native\nprefill: {quantization: int8_dynamic}\n", "c.yaml")
     workers = worker_configs(config, cores=range(2))
-    assert [(w.name, w.quantization, w.prompt_quantization, w.shares_computed) for w in workers] == [
+    assert [(w.name, w.quantization, w.prompt_quantization, w.computes_prompts) for w in workers] == [
         ("prefill-0", "int8_dynamic", "int8_dynamic", True),
         ("decode-0", "native", "int8_dynamic", False),
     ]
@@ -25,7 +25,7 @@ def test_a_role_may_have_weights_of_its_own_and_decode_knows_those_of_prefill() 
 def test_roles_of_one_kind_are_equal(text: str) -> None:
     config = parse_config(text, "c.yaml")
     assert config.unequal_roles == ""
-    assert all(worker.shares_computed for worker in worker_configs(config, cores=range(2)))
+    assert all(worker.computes_prompts for worker in worker_configs(config, cores=range(2)))
 
 
 @pytest.mark.parametrize(
@@ -63,5 +63,6 @@ def test_status_shows_weights_and_kernels() -> None:
     console = Console(width=200)
     with console.capture() as captured:
         console.print(status_table(status))
-    assert "native" in captured.get()
-    assert "float32" in captured.get()
+    rows = [line.split("any")[1] for line in captured.get().splitlines()[1:]]
+    assert rows[0].strip().startswith("native: int4pack + int8pack ")
+    assert rows[1].strip().startswith("float32 ")

@@ -24,6 +24,7 @@ SCENARIOS = {
     "B9": "KV goes by token position, however much of the prefix each side knows.",
     "B10": "Cached KV is found only by what depends on all that it was computed from.",
     "B11": "A row's result depends on no other row of its step, in whatever bits weights and activations are.",
+    "B12": "Where roles have other weights each, every position keeps its role's, whatever befalls the stream.",
     "C1": "An answer that token 1 ends goes no further.",
     "C2": "Whatever ends an answer ends it at token 1 too.",
     "C3": "All choices of a request share one hand-off, and each ends.",

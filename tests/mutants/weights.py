@@ -7,6 +7,9 @@ from tests.mutants.mutant import Mutant
 QUANTISED = "workers/layers/quantised.py"
 LINEAR_TESTS = "tests/workers/layers/test_quantised_linear.py"
 UNEQUAL_TESTS = "tests/workers/test_unequal_weights.py"
+ROLE_TESTS = "tests/router/test_unequal_roles.py"
+MODEL_TESTS = "tests/router/test_unequal_models.py"
+CHECK_TESTS = "tests/cluster/test_config_check.py"
 CONFIG_TESTS = "tests/cluster/test_quantization_config.py"
 
 WEIGHTS = (
@@ -41,9 +44,52 @@ WEIGHTS = (
         "decode shares no KV that it made with other weights than prefill's",
         "B10",
         "workers/engine/prefix_cache.py",
-        "(received or self._shares_computed)",
-        "True",
+        "min(request.num_computed_tokens, self.num_shareable(request))",
+        "request.num_computed_tokens",
         (f"{UNEQUAL_TESTS}::test_what_decode_computed_itself_is_no_prefix_of_a_prompt",),
+    ),
+    Mutant(
+        "an answer that goes on takes no KV that a later prompt with its tokens has",
+        "B10",
+        "workers/engine/scheduler.py",
+        "self.prefix_cache.find(request, self.prefix_cache.num_shareable(request))",
+        "self.prefix_cache.find(request, request.num_tokens)",
+        (f"{ROLE_TESTS}::test_a_later_prompt_that_holds_its_answer_lends_it_no_kv",),
+    ),
+    Mutant(
+        "generated positions keep decode's weights when the stream goes on elsewhere",
+        "B12",
+        "workers/engine/prefix_cache.py",
+        "return request.num_tokens if self.computes_prompts else request.num_prompt_tokens",
+        "return request.num_tokens",
+        (
+            f"{ROLE_TESTS}::test_a_stream_that_loses_its_decode_worker_goes_on_as_if_nothing_had_been[17-greedy]",
+            f"{MODEL_TESTS}::test_the_answer_is_that_of_ps_weights_on_the_prompt_and_ds_on_the_rest_whoever_dies[25]",
+        ),
+    ),
+    Mutant(
+        "token 1 that prefill samples again ends nothing",
+        "B12",
+        "workers/prefill.py",
+        "    request.params = SamplingParams(temperature=0.0, ignore_eos=True)\n",
+        "",
+        (f"{ROLE_TESTS}::test_a_client_that_brings_tokens_gets_the_rest_whatever_token_1_would_be_now[others]",),
+    ),
+    Mutant(
+        "decode computes no prompt that lost its KV, or never had any",
+        "B12",
+        "workers/engine/scheduler.py",
+        "if not self.prefix_cache.computes_prompts:",
+        "if False:",
+        (f"{ROLE_TESTS}::test_decode_refuses_a_prompt_that_comes_without_kv",),
+    ),
+    Mutant(
+        "who gives way is given back, not kept waiting",
+        "B12",
+        "workers/engine/engine.py",
+        "for request in self.scheduler.waiting if not request.block_table]\n        for",
+        "for request in list[Request]()]\n        for",
+        (f"{ROLE_TESTS}::test_decode_refuses_a_prompt_that_comes_without_kv",),
     ),
     Mutant(
         "decode with other weights computes no prompt",
@@ -63,6 +109,25 @@ WEIGHTS = (
         'self.transfer.resume == "replicate" and (unequal := self.unequal_roles)',
         '(unequal := "")',
         (f"{CONFIG_TESTS}::test_what_cannot_be_is_refused_by_its_key",),
+    ),
+    Mutant(
+        "where streams are not exact is said",
+        "B12",
+        "cluster/caveats.py",
+        "if config.unequal_roles:",
+        "if False:",
+        (
+            f"{CHECK_TESTS}::test_unequal_roles_are_told_where_they_are_not_exact",
+            f"{CHECK_TESTS}::test_up_tells_the_same",
+        ),
+    ),
+    Mutant(
+        "weights that a checkpoint does not have are refused",
+        "E2",
+        "workers/models/weights.py",
+        'if quantization == "native" and',
+        "if False and",
+        (f"{CHECK_TESTS}::test_weights_that_cannot_be_kept_so_are_refused_by_the_command_and_by_a_worker[native]",),
     ),
     Mutant(
         "quantised weights are not cut into ranks",

@@ -57,7 +57,7 @@ async def cluster(folder: Path, roles: Sequence[Role]) -> AsyncIterator[tuple[Ro
         yield router, workers
         for worker in workers.values():
             async with asyncio.timeout(5):
-                while worker.engine.num_blocks_in_use or worker.engine.num_blocks_reserved:  # noqa: ASYNC110
+                while len(worker.engine.blocks_in_use()) or worker.engine.scheduler.num_blocks_reserved:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             worker.engine.check_integrity()
     finally:

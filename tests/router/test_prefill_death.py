@@ -51,7 +51,7 @@ def test_its_prompt_is_answered_by_who_is_there_and_decode_keeps_no_room_for_it(
             await cluster.kill("p0")
             if num_prefill == 1:
                 await asyncio.sleep(1.0)
-                assert not cluster.workers["d0"].engine.num_blocks_reserved
+                assert not cluster.workers["d0"].engine.scheduler.num_blocks_reserved
                 await cluster.replace("p0")
             assert await asking == expected_tokens(prompt_of(70), PARAMS)
             assert virtual_loop().time() < LEASE_S / 2

@@ -60,7 +60,7 @@ class Stage:
         blocks = self.engine.block_manager
         assert blocks.num_free + blocks.num_cached == blocks.num_blocks
         assert not self.decode.quarantined
-        assert self.engine.num_blocks_reserved == 0
+        assert self.engine.scheduler.num_blocks_reserved == 0
 
 
 def frame_of(request: Request, grant: Grant, layers: tuple[int, int], tokens: tuple[int, int]) -> Frame:
@@ -189,7 +189,7 @@ def test_an_end_of_something_unknown_is_no_error():
         _, grant = stage.reserve()
         stage.decode.release(pb.ReleaseRequest(grant_id=99, incarnation=ME))
         stage.decode.release(pb.ReleaseRequest(grant_id=grant.grant_id, incarnation=OTHER))
-        assert stage.engine.num_blocks_reserved == 3
+        assert stage.engine.scheduler.num_blocks_reserved == 3
         assert stage.decode.abort("r")
         stage.decode.release(pb.ReleaseRequest(grant_id=grant.grant_id, incarnation=ME, reason="late"))
         assert stage.failures == []

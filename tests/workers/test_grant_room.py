@@ -62,9 +62,9 @@ def test_a_prefix_counts_once_and_only_while_nothing_else_needs_it():
             await stage.engine.step()
         for more in range(4):
             reserve(f"r{more}", more)
-        assert stage.engine.num_blocks_reserved == 4
+        assert stage.engine.scheduler.num_blocks_reserved == 4
         stage.engine.abort("running")
-        assert stage.engine.num_blocks_reserved == ROOM
+        assert stage.engine.scheduler.num_blocks_reserved == ROOM
         with pytest.raises(OverloadedError):
             reserve("r4", 4)
         stage.decode.abort("r0")
@@ -72,7 +72,7 @@ def test_a_prefix_counts_once_and_only_while_nothing_else_needs_it():
         stage.decode.close()
         # Nobody's any more, and known: it takes up room again from the first that finds it.
         reserve("r5", 5)
-        assert stage.engine.num_blocks_reserved == 7
+        assert stage.engine.scheduler.num_blocks_reserved == 7
         with pytest.raises(OverloadedError):
             stage.reserve(3 * BLOCK_SIZE, "of another prefix")
         stage.decode.close()

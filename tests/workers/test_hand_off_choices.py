@@ -22,7 +22,7 @@ async def arrived(stage: Stage, length: int, first_token_ids: dict[int, int]) ->
     request = make_request(length, THREE)
     grant = stage.decode.reserve(request, "d:1")
     assert (grant.start, grant.end) == (0, length)
-    assert stage.engine.num_blocks_reserved == len(request.block_table) == length // BLOCK_SIZE + 3
+    assert stage.engine.scheduler.num_blocks_reserved == len(request.block_table) == length // BLOCK_SIZE + 3
     frames = stage.frames(request, grant)
     await stage.receive(*frames)
     message = commit_of(grant, frames)
@@ -38,7 +38,7 @@ def test_choices_whose_kv_came_by_frames_are_answered_as_if_computed_here(length
         whole = expected_choices(prompt_of(length), THREE)
         await arrived(stage, length, {choice: whole[choice][0] for choice in running})
         # What the ended choices had is free at once.
-        assert stage.engine.num_blocks_in_use == length // BLOCK_SIZE + len(running)
+        assert len(stage.engine.blocks_in_use()) == length // BLOCK_SIZE + len(running)
         stage.engine.check_integrity()
         outputs = (await run_engine(stage.engine))["r"]
         found = by_choice(replace(output, index=output.index - 1) for output in outputs)
@@ -95,10 +95,10 @@ def test_room_is_taken_for_every_choice_or_not_at_all():
         stage.decode.reserve(make_request(3, GREEDY, "other"), "d:1")
         with pytest.raises(OverloadedError):
             stage.decode.reserve(make_request(16, replace(THREE, n=4)), "d:1")
-        assert stage.engine.num_blocks_reserved == 1
+        assert stage.engine.scheduler.num_blocks_reserved == 1
         stage.decode.abort("other")
         stage.decode.reserve(make_request(16, replace(THREE, n=4)), "d:1")
-        assert stage.engine.num_blocks_reserved == 8
+        assert stage.engine.scheduler.num_blocks_reserved == 8
         stage.decode.abort("r")
 
     on_stage(script, num_gpu_blocks_override=8, max_model_len=32)

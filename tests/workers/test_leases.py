@@ -16,9 +16,9 @@ def test_a_lease_that_runs_out_frees_the_blocks_on_time_and_tells_the_router():
         await asyncio.sleep(1)
         stage.reserve(8, "second")
         await asyncio.sleep(LEASE_S - 1.001)
-        assert (stage.failures, stage.engine.num_blocks_reserved) == ([], 6)
+        assert (stage.failures, stage.engine.scheduler.num_blocks_reserved) == ([], 6)
         await asyncio.sleep(0.002)
-        assert (stage.failures, stage.engine.num_blocks_reserved) == ([("first", DeadlineError)], 3)
+        assert (stage.failures, stage.engine.scheduler.num_blocks_reserved) == ([("first", DeadlineError)], 3)
         await asyncio.sleep(1)
         assert stage.failures[1:] == [("second", DeadlineError)]
 
@@ -35,7 +35,7 @@ def test_a_renewed_lease_does_not_keep_others_alive():
             await asyncio.sleep(LEASE_S / 3)
             assert stage.decode.renew(pb.RenewRequest(incarnation=ME, grant_ids=[kept.grant_id])) == []
         assert stage.failures == [("left", DeadlineError)]
-        assert stage.engine.num_blocks_reserved == 3
+        assert stage.engine.scheduler.num_blocks_reserved == 3
         await asyncio.sleep(LEASE_S + 0.001)
         assert stage.failures[1:] == [("kept", DeadlineError)]
 

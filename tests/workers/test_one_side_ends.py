@@ -95,7 +95,7 @@ def test_a_prompt_that_fails_on_prefill_gives_decode_its_room_back_at_once(execu
         fail_after(pair, num_good_steps, execute)
         with pytest.raises(KVFerryError):
             await pair.hand_over(make_request(100))
-        assert pair.decode.engine.num_blocks_reserved
+        assert pair.decode.engine.scheduler.num_blocks_reserved
         await pair.until(lambda: not in_use(pair.decode), within_s=0.1)
         assert pair.decode.engine.num_output_tokens == 0
 

@@ -91,7 +91,7 @@ def test_copies_do_not_count_as_hand_offs_and_have_a_bound_of_their_own():
 def test_a_copy_that_is_given_up_frees_its_blocks_by_its_lease_and_tells_no_router():
     async def script(stage: Stage) -> None:
         copy_on(stage)
-        assert stage.engine.num_blocks_reserved > 0
+        assert stage.engine.scheduler.num_blocks_reserved > 0
         await asyncio.sleep(stage.decode._config.lease_s + 0.1)
         assert not stage.failures
 

@@ -81,7 +81,7 @@ def test_grants_that_nobody_uses_run_out_by_themselves_in_a_full_pool():
         for seed in range(2):
             pair.reserve(make_request(100, request_id=f"r{seed}"))
         await asyncio.sleep(LEASE_S - 0.01)
-        assert pair.decode.engine.num_blocks_reserved == 52
+        assert pair.decode.engine.scheduler.num_blocks_reserved == 52
         await asyncio.sleep(0.02)
         assert in_use(pair.decode) == {}
         assert {pair.outputs[f"r{seed}"][0].error_type for seed in range(2)} == {"DeadlineError"}

@@ -12,7 +12,7 @@ from workers.engine.executor import Executor, SampledToken, StepResult
 from workers.engine.prefix_cache import PrefixCache
 from workers.engine.scheduler import MakeScheduler, ScheduledRequest, Scheduler, SchedulerOutput
 from workers.engine.timeline import timeline_of
-from workers.errors import OverloadedError
+from workers.errors import OverloadedError, UnavailableError
 from workers.request import FinishReason, Request, RequestStatus, TokenOutput, failure, finish_reason_of, with_prompt
 
 
@@ -64,18 +64,19 @@ class Engine:
             blocks = self.block_manager
             raise OverloadedError(
                 f"no room for the KV of {request.num_tokens} tokens: {blocks.num_free + blocks.num_cached} of "
-                f"{blocks.num_blocks} blocks can be taken, and hand-offs under way hold {self.num_blocks_reserved} of "
-                f"{max_blocks} (transfer.max_grant_blocks)"
+                f"{blocks.num_blocks} blocks can be taken, and hand-offs under way hold "
+                f"{self.scheduler.num_blocks_reserved} of {max_blocks} (transfer.max_grant_blocks)"
             )
         self._arrive(request)
 
     def commit(self, request: Request, first_token_ids: Mapping[int, int]) -> None:
-        """The KV of all tokens of a reserved request is in its blocks, and these were sampled after them, by choice.
+        """The KV that a reserved request waits for is in its blocks, and these were sampled after it, by choice.
 
-        Choices that are not among them have ended. Where there are none, the KV is kept as a known prefix.
+        Choices that are not among them have ended. Where there are none, the KV is kept as a known prefix. Of an answer
+        that goes on with other weights than prompts', it is the prompt's; its tokens are there, and computed here.
         """
-        request.num_computed_tokens = request.num_tokens
-        self.prefix_cache.publish(request, received=True)
+        request.num_computed_tokens = self.prefix_cache.num_shareable(request)
+        self.prefix_cache.publish(request)
         request.handed_over = True
         request.arrived_s = _now()
         if request.params.n > 1 or not first_token_ids:
@@ -84,7 +85,8 @@ class Engine:
                 child.output_token_ids.append(first_token_ids[child.choice])
             self._split(request, children)
         else:
-            request.output_token_ids.append(first_token_ids[request.choice])
+            if request.num_computed_tokens == request.num_tokens:
+                request.output_token_ids.append(first_token_ids[request.choice])
             del self.scheduler.waiting_for_kv[request.request_id]
             self.scheduler.add(request)
         self._work.set()
@@ -120,10 +122,11 @@ class Engine:
         """One forward pass. Raises what the executor raises; every request of the step is then still unfinished."""
         batch = self.scheduler.schedule()
         if not batch.requests:
-            # All that is left waits for blocks that grants hold; a commit, an abort or a lease's end changes that.
-            self._work.clear()
-            await self._work.wait()
-            return []
+            if not (given_back := self._give_back()):
+                # What is left waits for blocks that grants hold; a commit, an abort or a lease's end changes that.
+                self._work.clear()
+                await self._work.wait()
+            return given_back
         step = self._in_step = [self.requests[r.request_id][r.choice] for r in batch.requests]
         self.max_num_running = max(self.max_num_running, len(batch.requests))
         self._stamp_scheduled()
@@ -135,7 +138,17 @@ class Engine:
                 self._free(request)
             self.ended_in_step = []
         self.num_steps += 1
-        return self._update(step, batch, results)
+        return self._update(step, batch, results) + self._give_back()
+
+    def _give_back(self) -> list[TokenOutput]:
+        """End who has no KV, where that of prompts is made with other weights than this engine's."""
+        if self.prefix_cache.computes_prompts:
+            return []
+        lost = [request for request in self.scheduler.waiting if not request.block_table]
+        for request in lost:
+            self._finish(request, FinishReason.ERROR)
+        error = UnavailableError("its KV made room for others', and its prompt is for prefill's weights to compute")
+        return [failure(request, error) for request in lost]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is free or owned by one request, running, waiting or held."""
@@ -148,22 +161,8 @@ class Engine:
         for by_choice in self.requests.values():
             yield from by_choice.values()
 
-    @property
-    def num_blocks_in_use(self) -> int:
-        """Blocks of requests that run, wait for the next step, or are held; shared ones count once."""
-        return len(self.blocks_in_use())
-
-    @property
-    def num_blocks_reserved(self) -> int:
-        return self.scheduler.num_blocks_reserved
-
-    @property
-    def num_queued_tokens(self) -> int:
-        live = (*self.scheduler.waiting, *self.scheduler.running)
-        return sum(r.num_tokens - r.num_computed_tokens for r in live)
-
     def blocks_in_use(self, besides: Sequence[Request] = ()) -> set[int]:
-        """Of all owners but those `besides`."""
+        """Of requests that run, wait for the next step, or are held, but those `besides`."""
         owners = {*self.scheduler.waiting, *self.scheduler.running, *self.held, *self.ended_in_step} - {*besides}
         return {b for r in owners for b in r.owned_blocks}
 

@@ -58,6 +58,7 @@ class ModelRunner:
         architecture = read_architecture(path)
         require_divisible(architecture, ranks.size)
         weights = open_weights(path, architecture)
+        weights.require_quantisable(config.quantization)
         dtype = _dtype(config, config.quantization, weights)
         self.max_model_len = _max_model_len(config, architecture)
         self.eos_token_ids = architecture.eos_token_ids

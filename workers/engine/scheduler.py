@@ -98,7 +98,7 @@ class Scheduler:
         There is room for one token more, and a block more for every further choice. What is cached here need not come:
         num_computed_tokens says how far.
         """
-        found = self.prefix_cache.find(request, request.num_tokens)
+        found = self.prefix_cache.find(request, self.prefix_cache.num_shareable(request))
         blocks = self.block_manager
         beyond_room = blocks.num_free + blocks.num_cached - (max_blocks - self.num_blocks_reserved)
         left = max(self._watermark() + self._num_blocks_awaited(), beyond_room)
@@ -213,6 +213,8 @@ class Scheduler:
             self._run(request)
 
     def _take_first_blocks(self, request: Request) -> bool:
+        if not self.prefix_cache.computes_prompts:
+            return False  # Engine.step gives it back.
         # The last token is computed in any case: its logits are wanted. So may be those of the whole prompt.
         usable = 0 if request.wants_prompt_logprobs else request.num_tokens - 1
         found = self.prefix_cache.find(request, usable)

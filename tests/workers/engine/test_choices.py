@@ -134,7 +134,7 @@ def test_a_prefill_workers_request_gives_token_1_of_every_choice_and_keeps_its_b
         ]
         assert not any(o.finish_reason for o in outputs)
         assert all(o.timeline for o in outputs)
-        assert (engine.num_blocks_in_use, engine.has_work) == (3, False)
+        assert (len(engine.blocks_in_use()), engine.has_work) == (3, False)
         engine.release(request)
         require_idle(engine)
 

@@ -93,7 +93,7 @@ def test_a_held_request_keeps_its_blocks_until_it_is_released_and_no_step_writes
         request = make_request(9, hold_blocks=True)
         engine.add(request)
         await engine.step()
-        assert engine.num_blocks_in_use == 3
+        assert len(engine.blocks_in_use()) == 3
         if when == "after":
             engine.abort("r")
         else:
@@ -102,14 +102,14 @@ def test_a_held_request_keeps_its_blocks_until_it_is_released_and_no_step_writes
             engine.abort("r")
             if when == "before":
                 engine.release(request)
-                assert engine.num_blocks_in_use == 3
+                assert len(engine.blocks_in_use()) == 3
             await step
         if when != "before":
-            assert engine.num_blocks_in_use == 3
+            assert len(engine.blocks_in_use()) == 3
             engine.check_integrity()
             engine.release(request)
         engine.check_integrity()
-        assert engine.num_blocks_in_use == 0
+        assert len(engine.blocks_in_use()) == 0
         engine.release(request)
 
     run(main())
