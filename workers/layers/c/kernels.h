@@ -85,4 +85,23 @@ void pack_int8(const int8_t *codes, void *packed, int64_t num_outputs, int64_t n
 /* 0: there was no memory. */
 int few_bits(struct FewBits *few_bits, int num_threads);
 
+/* out = x W^T + bias, where dynamic_int8_runs(). Each `rotated` numbers of x (16, 32 or 64) are multiplied by Sylvester's
+   Hadamard matrix, then rounded to 8 bits by the greatest of their row; W is of such rows. packed: int8 codes of W as
+   pack_linear leaves them, four to a word; scale, offset: of each output, offset -128 times the sum of its codes;
+   num_outputs and num_inputs multiples of 16; bias may be NULL. `turned`, `row_scale` and `codes` are dynamic_int8's. */
+struct DynamicInt8 {
+    const void *x, *packed;
+    const float *scale, *bias;
+    const int32_t *offset;
+    void *out;
+    float *turned, *row_scale;
+    uint8_t *codes;
+    int64_t num_rows, num_outputs, num_inputs, rotated;
+    int bf16;
+};
+/* Whether this processor has the instructions. */
+int dynamic_int8_runs(void);
+/* 0: there was no memory. */
+int dynamic_int8(struct DynamicInt8 *dynamic_int8, int num_threads);
+
 #endif

@@ -196,7 +196,35 @@ static PyObject *py_few_bits(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *py_dynamic_int8_runs(PyObject *module, PyObject *args)
+{
+    return PyBool_FromLong(dynamic_int8_runs());
+}
+
+static PyObject *py_dynamic_int8(PyObject *module, PyObject *args)
+{
+    Address x, packed, scale, offset, bias, out;
+    long long num_rows, num_outputs, num_inputs, rotated;
+    struct DynamicInt8 d = {0};
+    int num_threads, done;
+    if (!PyArg_ParseTuple(args, "KKKKKKLLLLpi", &x, &packed, &scale, &offset, &bias, &out, &num_rows, &num_outputs,
+                          &num_inputs, &rotated, &d.bf16, &num_threads))
+        return NULL;
+    d.x = AS_POINTER(x), d.packed = AS_POINTER(packed), d.scale = AS_POINTER(scale), d.offset = AS_POINTER(offset);
+    d.bias = AS_POINTER(bias), d.out = AS_POINTER(out);
+    d.num_rows = num_rows, d.num_outputs = num_outputs, d.num_inputs = num_inputs, d.rotated = rotated;
+    Py_BEGIN_ALLOW_THREADS
+    done = dynamic_int8(&d, num_threads);
+    Py_END_ALLOW_THREADS
+    if (!done)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"dynamic_int8_runs", py_dynamic_int8_runs, METH_NOARGS, ""},
+    {"dynamic_int8", py_dynamic_int8, METH_VARARGS,
+     "x, packed, scale, offset, bias, out, num_rows, num_outputs, num_inputs, rotated, bf16, num_threads"},
     {"pack_int4", py_pack_int4, METH_VARARGS, "codes, scale, offset, packed, num_outputs, num_inputs"},
     {"pack_int8", py_pack_int8, METH_VARARGS, "codes, packed, num_outputs, num_inputs"},
     {"few_bits", py_few_bits, METH_VARARGS, "x, packed, scale, out, num_rows, num_outputs, num_inputs, num_threads"},
