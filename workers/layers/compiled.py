@@ -7,8 +7,12 @@ same in torch for everything else, and the tests hold the two equal.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from workers.layers.attention_plan import PrefillChunk
 
 try:
     import workers.layers._kernels as _kernels
@@ -111,6 +115,26 @@ def attend(
     _kernels.attend(
         q.data_ptr(), *_halves(kv_cache), out.data_ptr(), block_ids.data_ptr(), visible.data_ptr(),
         num_rows, q.stride(0), block_ids.shape[1], pool_blocks, block_size, num_heads, num_kv_heads, head_dim, scale,
+        q.dtype is _BF16, kv_cache.dtype is _BF16, torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def attends_prompts(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether attend_prompt is for heads like these, where `pages` is, on this processor."""
+    return head_dim % (2 * _LANES) == 0 and bool(_kernels.linear_runs(dtype is _BF16))
+
+
+def attend_prompt(q: torch.Tensor, kv_cache: torch.Tensor, chunk: PrefillChunk, scale: float) -> torch.Tensor:
+    """q [num_tokens, num_heads, head_dim] of a chunk over a layer's cache, to [num_tokens, num_heads * head_dim]."""
+    _, pool_blocks, block_size, num_kv_heads, _ = kv_cache.shape
+    num_tokens, num_heads, head_dim = q.shape
+    assert q.stride()[1:] == (head_dim, 1), "heads lie one behind the other"
+    out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype)
+    _kernels.attend_prompt(
+        q.data_ptr(), *_halves(kv_cache), out.data_ptr(), chunk.block_ids.data_ptr(),
+        num_tokens, q.stride(0), len(chunk.block_ids), pool_blocks, block_size, num_heads, num_kv_heads, head_dim,
+        chunk.start, chunk.first_key, chunk.window or 0, scale,
         q.dtype is _BF16, kv_cache.dtype is _BF16, torch.get_num_threads(),
     )  # fmt: skip
     return out

@@ -55,6 +55,21 @@ struct Attention {
 };
 void attend(const struct Attention *attention, int num_threads);
 
+/* Token i of a chunk, which is token offset + i of its prompt, attends to the keys up to itself, to the last `window` of
+   them where that is not 0. The first of its blocks begins with key first_key. Where linear_runs(bf16); head_dim is a
+   multiple of 32. `no_memory` is attend_prompt's own. */
+struct PromptAttention {
+    const void *q, *k_cache, *v_cache;
+    void *out;
+    const int64_t *block_ids;
+    int *no_memory;
+    int64_t num_tokens, row_stride, block_size, num_heads, num_kv_heads, head_dim, offset, first_key, window;
+    float scale;
+    int bf16, cache_bf16;
+};
+/* 0: there was no memory. */
+int attend_prompt(struct PromptAttention *attention, int num_threads);
+
 /* out = x W^T + bias, W as pack_linear left it; num_outputs a multiple of 16, num_inputs of 2; bias may be NULL. */
 struct Linear {
     const void *x, *packed, *bias;
