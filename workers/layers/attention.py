@@ -21,10 +21,11 @@ Attend = Callable[..., torch.Tensor]
 
 
 class PagedAttention:
-    """Reads blocks where they lie by the kernels in C; where these do not run, gathers those of each group of rows.
+    """By the kernels in C over blocks where they lie; elsewhere by torch's, over a copy of those of each group of rows.
 
-    Then one scaled dot product attention runs over each group. Heads that share a KV head are the query rows of one problem (decode) or share K and V by a zero stride (prefill):
-    K and V are never repeated. One instance serves all layers, one after another: the gathered copy is its workspace.
+    There, heads that share a KV head are the query rows of one problem (decode) or share K and V by a zero stride
+    (prefill): K and V are never repeated. One instance serves all layers, one after another: the gathered copy is its
+    workspace.
     """
 
     def __init__(

@@ -35,9 +35,8 @@ static int64_t num_pieces(const struct DynamicInt8 *d)
 #define BUTTERFLY(x, apart)                                                                                            \
     do {                                                                                                               \
         const i16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};                                       \
-        i16 is_second = (lane & (apart)) != 0;                                                                         \
-        v16 other = __builtin_shuffle(x, lane ^ (apart));                                                              \
-        x = other + (v16)((i16)(x) ^ (is_second & INT32_MIN));                                                         \
+        v16 sign = __builtin_convertvector(1 + 2 * ((lane & (apart)) != 0), v16);                                        \
+        x = __builtin_shuffle(x, lane ^ (apart)) + x * sign;                                                           \
     } while (0)
 
 /* Sylvester's Hadamard matrix times num_vectors of LANES. */
