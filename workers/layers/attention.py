@@ -21,10 +21,11 @@ Attend = Callable[..., torch.Tensor]
 
 
 class PagedAttention:
-    """Gathers the blocks of each group of rows and runs one scaled dot product attention over it.
+    """By the kernels in C over blocks where they lie; elsewhere by torch's, over a copy of those of each group of rows.
 
-    Heads that share a KV head are the query rows of one problem (decode) or share K and V by a zero stride (prefill):
-    K and V are never repeated. One instance serves all layers, one after another: the gathered copy is its workspace.
+    There, heads that share a KV head are the query rows of one problem (decode) or share K and V by a zero stride
+    (prefill): K and V are never repeated. One instance serves all layers, one after another: the gathered copy is its
+    workspace.
     """
 
     def __init__(
@@ -62,11 +63,15 @@ class PagedAttention:
         plan = batch.plans[self._window]
         pages = compiled.pages(q.dtype, kv_cache.dtype, self.head_dim, q.device)
         k, v = self._keep(k, v, kv_cache, batch.slot_mapping, pages)
-        if pages and self._compiled_scale is not None:
-            parts = [self._attend_in_place(q, kv_cache, group) for group in plan.decodes]
-        else:
+        scale = self._compiled_scale if pages else None
+        if scale is None:
             parts = [self._decode(q[group.rows], kv_cache, group) for group in plan.decodes]
-        parts += [self._prefill(q[c.rows], k[c.rows], v[c.rows], kv_cache, c) for c in plan.prefills]
+        else:
+            parts = [self._attend_in_place(q, kv_cache, group) for group in plan.decodes]
+        if scale is None or not compiled.attends_prompts(q.dtype, self.head_dim):
+            parts += [self._prefill(q[c.rows], k[c.rows], v[c.rows], kv_cache, c) for c in plan.prefills]
+        else:
+            parts += [compiled.attend_prompt(q[c.rows], kv_cache, c, scale) for c in plan.prefills]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _keep(
@@ -99,7 +104,7 @@ class PagedAttention:
     def _prefill(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, chunk: PrefillChunk
     ) -> torch.Tensor:
-        if chunk.block_ids is not None:
+        if chunk.start:
             assert chunk.mask is not None, "keys out of blocks are told apart by a mask"
             gathered = self._gather(kv_cache, chunk.block_ids).view(2, -1, self.num_kv_heads, kv_cache.shape[-1])
             k, v = gathered[:, : chunk.mask.shape[1]]

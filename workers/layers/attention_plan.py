@@ -50,15 +50,34 @@ class DecodeGroup:
         return mask.masked_fill_(hidden, float("-inf"))[:, None, None, :]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PrefillChunk:
     """Query tokens [start, start + n) of one prompt."""
 
     rows: slice
-    # Blocks of the keys; the first mask.shape[1] tokens in them count. None: the keys are those of the chunk itself.
-    block_ids: torch.Tensor | None
-    # [n, num_keys]: 0 or -inf. None: row i sees keys [0, i].
-    mask: torch.Tensor | None
+    start: int
+    # [num_blocks]: those that hold keys which a row sees.
+    block_ids: torch.Tensor
+    # That the first of the blocks begins with.
+    first_key: int
+    window: int | None
+    dtype: torch.dtype
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows.stop - self.rows.start  # type: ignore[no-any-return]
+
+    @cached_property
+    def mask(self) -> torch.Tensor | None:
+        """[n, keys from first_key on]: 0 for those that a row sees, -inf for others. None: row i sees keys [0, i]."""
+        if self.start == 0 and (self.window is None or self.num_tokens <= self.window):
+            return None
+        offset = self.start - self.first_key
+        shape = (self.num_tokens, offset + self.num_tokens)
+        mask = torch.full(shape, float("-inf"), dtype=self.dtype, device=self.block_ids.device).triu_(offset + 1)
+        if self.window is not None:
+            mask += torch.full_like(mask, float("-inf")).tril_(offset - self.window)
+        return mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +158,7 @@ class Planner:
         return torch.from_numpy(numbers).to(self._device)
 
     def _prefill_chunk(self, request: ScheduledRequest, row: int) -> PrefillChunk:
-        start, num_tokens = request.start, len(request.token_ids)
-        rows = slice(row, row + num_tokens)
-        if start == 0:
-            within = self._window is None or num_tokens <= self._window
-            return PrefillChunk(rows, None, None if within else self._mask(num_tokens, 0))
         first = self._first_block(request)
         block_ids = torch.tensor(request.block_table[first : self._end_block(request)], device=self._device)
-        return PrefillChunk(rows, block_ids, self._mask(num_tokens, start - first * self._block_size))
-
-    def _mask(self, num_tokens: int, offset: int) -> torch.Tensor:
-        """[num_tokens, offset + num_tokens]: row i is key i + offset."""
-        shape = (num_tokens, offset + num_tokens)
-        mask = torch.full(shape, float("-inf"), dtype=self._dtype, device=self._device).triu_(offset + 1)
-        if self._window is not None:
-            mask += torch.full_like(mask, float("-inf")).tril_(offset - self._window)
-        return mask
+        rows = slice(row, row + len(request.token_ids))
+        return PrefillChunk(rows, request.start, block_ids, first * self._block_size, self._window, self._dtype)

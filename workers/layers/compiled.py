@@ -6,7 +6,13 @@ same in torch for everything else, and the tests hold the two equal.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from workers.layers.attention_plan import PrefillChunk
 
 try:
     import workers.layers._kernels as _kernels
@@ -15,6 +21,8 @@ except ImportError:  # It is built where there is a compiler.
 
 _LANES = 16
 _MAX_HEAD_DIM = 256
+# VNNI takes activations without a sign: their codes are kept so much greater.
+_ZERO_CODE = 128
 _BF16 = torch.bfloat16
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -27,7 +35,8 @@ def kind(dtype: torch.dtype) -> str:
     """What computes with numbers of it on this CPU: two kinds round differently."""
     if _kernels is None:
         return "torch"
-    return "c with panels" if _kernels.linear_runs(dtype is _BF16) else "c"
+    kinds = {"c": True, "panels": _kernels.linear_runs(dtype is _BF16), "int8 by int8": _kernels.dynamic_int8_runs()}
+    return ", ".join(name for name, runs in kinds.items() if runs)
 
 
 def takes(x: torch.Tensor, size: int) -> bool:
@@ -111,6 +120,26 @@ def attend(
     return out
 
 
+def attends_prompts(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether attend_prompt is for heads like these, where `pages` is, on this processor."""
+    return head_dim % (2 * _LANES) == 0 and bool(_kernels.linear_runs(dtype is _BF16))
+
+
+def attend_prompt(q: torch.Tensor, kv_cache: torch.Tensor, chunk: PrefillChunk, scale: float) -> torch.Tensor:
+    """q [num_tokens, num_heads, head_dim] of a chunk over a layer's cache, to [num_tokens, num_heads * head_dim]."""
+    _, pool_blocks, block_size, num_kv_heads, _ = kv_cache.shape
+    num_tokens, num_heads, head_dim = q.shape
+    assert q.stride()[1:] == (head_dim, 1), "heads lie one behind the other"
+    out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype)
+    _kernels.attend_prompt(
+        q.data_ptr(), *_halves(kv_cache), out.data_ptr(), chunk.block_ids.data_ptr(),
+        num_tokens, q.stride(0), len(chunk.block_ids), pool_blocks, block_size, num_heads, num_kv_heads, head_dim,
+        chunk.start, chunk.first_key, chunk.window or 0, scale,
+        q.dtype is _BF16, kv_cache.dtype is _BF16, torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
 def _halves(kv_cache: torch.Tensor) -> tuple[int, int]:
     """Where K and V begin. (Views of tensors cost as much as a kernel of few rows.)"""
     assert kv_cache.is_contiguous(), "a layer's cache is one piece of the pool"
@@ -182,5 +211,50 @@ def few_bits(x: torch.Tensor, packed: torch.Tensor, num_outputs: int, scale: tor
     _kernels.few_bits(
         x.data_ptr(), packed.data_ptr(), 0 if scale is None else scale.data_ptr(), out.data_ptr(),
         num_rows, num_outputs, num_inputs, torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def rounds(weight: torch.Tensor) -> bool:
+    """Whether dynamic_int8 is for such a matrix [num_outputs, num_inputs], on this processor."""
+    fits = weight.shape[0] % _LANES == 0 and weight.shape[1] % _LANES == 0 and weight.dtype in _DTYPES
+    return _kernels is not None and fits and weight.device.type == "cpu" and bool(_kernels.dynamic_int8_runs())
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Weights:
+    """Of rows that were rotated as those that they will be multiplied by, by Hadamard's matrix of size `rotated`."""
+
+    # int8 [num_outputs, num_inputs], in panels.
+    packed: torch.Tensor
+    # fp32 [num_outputs]
+    scale: torch.Tensor
+    # int32 [num_outputs]: what the sums begin with.
+    offset: torch.Tensor
+    # fp32 [num_outputs]
+    bias: torch.Tensor | None
+    rotated: int
+
+
+def pack_dynamic_int8(codes: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, rotated: int) -> Int8Weights:
+    """codes: int8 [num_outputs, num_inputs]."""
+    # Four codes to a word.
+    packed = torch.empty_like(codes)
+    _kernels.pack_linear(codes.contiguous().data_ptr(), packed.data_ptr(), codes.shape[0], codes.shape[1] // 4, False)
+    offset = -_ZERO_CODE * codes.sum(-1, dtype=torch.int32)
+    return Int8Weights(packed, scale.contiguous(), offset, None if bias is None else bias.float(), rotated)
+
+
+def dynamic_int8(x: torch.Tensor, weights: Int8Weights) -> torch.Tensor:
+    """x [..., num_inputs] to [..., num_outputs], of its dtype; each row is rounded to 8 bits on the way."""
+    num_outputs, num_inputs = weights.packed.shape
+    if x.dtype not in _DTYPES or x.shape[-1] != num_inputs:
+        raise ValueError(f"{x.dtype} rows of {x.shape[-1]} are not for weights of {num_inputs} inputs")
+    x = x.contiguous()
+    out = torch.empty((*x.shape[:-1], num_outputs), dtype=x.dtype)
+    _kernels.dynamic_int8(
+        x.data_ptr(), weights.packed.data_ptr(), weights.scale.data_ptr(), weights.offset.data_ptr(),
+        0 if weights.bias is None else weights.bias.data_ptr(), out.data_ptr(),
+        x.numel() // num_inputs, num_outputs, num_inputs, weights.rotated, x.dtype is _BF16, torch.get_num_threads(),
     )  # fmt: skip
     return out

@@ -8,7 +8,7 @@ import torch
 
 from workers.layers import compiled
 from workers.layers.dense_linear import DenseLinear
-from workers.layers.few_bits_linear import Int4Panels, Int8Panels
+from workers.layers.few_bits_linear import DynamicInt8Panels, Int4Panels, Int8Panels
 from workers.layers.panel_linear import PanelLinear, runs
 from workers.layers.quantised import GROUP, GroupedMatrix, by_channel, in_groups
 from workers.layers.quantised_linear import DynamicInt8Linear, Int4Linear, Int8Linear
@@ -48,7 +48,7 @@ def make_linear(
     if quantization in ("int4", "int8"):
         return _int8(weight, bias)
     if quantization == "int8_dynamic":
-        return DynamicInt8Linear(weight, bias)
+        return (DynamicInt8Panels if compiled.rounds(weight) else DynamicInt8Linear)(weight, bias)
     return PanelLinear(weight, bias) if runs(weight) else DenseLinear(weight, bias)
 
 

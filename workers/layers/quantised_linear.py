@@ -59,11 +59,8 @@ class DynamicInt8Linear:
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        hadamard = _hadamard(math.gcd(weight.shape[1], _MAX_ROTATED))
-        self._rotated = len(hadamard)
-        self._rotate = DenseLinear(hadamard.to(weight.dtype))
-        turned = weight.float().view(-1, self._rotated) @ hadamard / self._rotated
-        matrix = by_channel(turned.view_as(weight))
+        matrix, self._rotated = rotated_by_channel(weight)
+        self._rotate = DenseLinear(_hadamard(self._rotated))
         self._vnni = has_vnni()
         self.name = "int8_vnni" if self._vnni else "int8_mm"
         self._scale = matrix.scale
@@ -75,7 +72,7 @@ class DynamicInt8Linear:
             self._weight = matrix.codes.t()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        turned = self._rotate(x.reshape(-1, self._rotated))
+        turned = self._rotate(x.reshape(-1, self._rotated).float())
         codes, scale = by_row(turned.view(-1, x.shape[-1]))
         y = self._unsigned(codes) if self._vnni else torch._int_mm(codes.to(torch.int8), self._weight) * self._scale
         return finished(y.mul_(scale), x, self._bias)
@@ -87,6 +84,13 @@ class DynamicInt8Linear:
             None, 1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
         return y
+
+
+def rotated_by_channel(weight: torch.Tensor) -> tuple[ChannelMatrix, int]:
+    """W H / n in 8 bits, and how many columns n are rotated together."""
+    hadamard = _hadamard(math.gcd(weight.shape[1], _MAX_ROTATED))
+    turned = weight.float().view(-1, len(hadamard)) @ hadamard / len(hadamard)
+    return by_channel(turned.view_as(weight)), len(hadamard)
 
 
 def has_vnni() -> bool:

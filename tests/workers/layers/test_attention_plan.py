@@ -30,20 +30,17 @@ def requests(rng: random.Random) -> tuple[list[ScheduledRequest], int]:
 
 
 def seen(plan: AttentionPlan) -> Iterator[tuple[int, list[tuple[int, int]], set[int]]]:
-    """(row, (block, offset) of each key that it sees, all blocks read); the chunk's own keys have block -1."""
+    """(row, (block, offset) of each key that it sees, all blocks read)."""
     for group in plan.decodes:
         for i, own in enumerate(group.block_ids.view(group.num_requests, -1).tolist()):
             slots = [(block, offset) for block in own for offset in range(BLOCK_SIZE)]
             visible = (group.mask[i, 0, 0] == 0).tolist()
             yield group.rows.start + i, [s for s, v in zip(slots, visible, strict=True) if v], set(own)
     for chunk in plan.prefills:
-        num_tokens = chunk.rows.stop - chunk.rows.start
-        blocks = [] if chunk.block_ids is None else chunk.block_ids.tolist()
+        blocks = chunk.block_ids.tolist()
         slots = [(block, offset) for block in blocks for offset in range(BLOCK_SIZE)]
-        if chunk.block_ids is None:
-            slots = [(-1, i) for i in range(num_tokens)]
-        for i in range(num_tokens):
-            visible = [j <= i for j in range(num_tokens)] if chunk.mask is None else (chunk.mask[i] == 0).tolist()
+        for i in range(chunk.num_tokens):
+            visible = [j <= i for j in range(len(slots))] if chunk.mask is None else (chunk.mask[i] == 0).tolist()
             yield chunk.rows.start + i, [s for s, v in zip(slots, visible, strict=False) if v], set(blocks)
 
 
@@ -59,10 +56,7 @@ def test_every_row_sees_its_window(window: int | None) -> None:
         for (_, keys, blocks), (request, i) in zip(rows, owners, strict=True):
             at = request.start + i
             positions = range(0 if window is None else max(0, at - window + 1), at + 1)
-            if keys[0][0] == -1:
-                assert keys == [(-1, position) for position in positions]
-            else:
-                assert keys == [(request.block_table[p // BLOCK_SIZE], p % BLOCK_SIZE) for p in positions]
+            assert keys == [(request.block_table[p // BLOCK_SIZE], p % BLOCK_SIZE) for p in positions]
             assert blocks <= set(request.block_table)
 
 
@@ -73,8 +67,7 @@ def test_a_window_reads_only_the_blocks_that_it_touches() -> None:
     assert group.block_ids.tolist() == [[98, 99]]
     chunk = ScheduledRequest("r", [7] * 8, 392, table)
     (prefill,) = Planner(8, BLOCK_SIZE, torch.float32, CPU).plan([chunk], 0).prefills
-    assert prefill.block_ids is not None
-    assert prefill.block_ids.tolist() == [96, 97, 98, 99]
+    assert (prefill.block_ids.tolist(), prefill.first_key) == ([96, 97, 98, 99], 96 * BLOCK_SIZE)
 
 
 def test_contexts_longer_than_a_window_share_one_group() -> None:

@@ -21,6 +21,7 @@ def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     torch.manual_seed(0)
     if request.param == "torch":
         monkeypatch.setattr(compiled, "unpacks", lambda weight: False)
+        monkeypatch.setattr(compiled, "rounds", lambda weight: False)
     elif not compiled.unpacks(torch.zeros(16, 32)):
         pytest.skip("the kernels were not built: no compiler here, or a processor without their instructions")
 
@@ -28,7 +29,8 @@ def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def names() -> dict[str, str]:
     """Of the kernels that are used."""
     ours = compiled.unpacks(torch.zeros(16, 32))
-    dynamic = "int8_vnni" if quantised_linear.has_vnni() else "int8_mm"
+    plain = "int8_vnni" if quantised_linear.has_vnni() else "int8_mm"
+    dynamic = "int8 by int8 panels" if compiled.rounds(torch.zeros(16, 32)) else plain
     four, eight = ("int4 panels", "int8 panels") if ours else ("int4pack", "int8pack")
     return {"int8": eight, "int8_dynamic": dynamic, "int4": four}
 
@@ -103,9 +105,42 @@ def test_without_vnni_whole_numbers_give_the_same(monkeypatch: pytest.MonkeyPatc
     weight, x = torch.randn(48, in_features), torch.randn(5, in_features)
     fast = make_linear(weight, None, "int8_dynamic")
     monkeypatch.setattr(quantised_linear, "has_vnni", lambda: False)
+    monkeypatch.setattr(compiled, "rounds", lambda weight: False)
     slow = make_linear(weight, None, "int8_dynamic")
     assert slow.name == "int8_mm"
     torch.testing.assert_close(fast(x), slow(x), rtol=1e-5, atol=1e-5)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("in_features", [576, 96, 80])
+# Whole panels of 48 outputs, and what is left of one.
+@pytest.mark.parametrize("out_features", [96, 64, 16])
+def test_eight_by_eight_bits_are_as_torch_has_them(monkeypatch, dtype, in_features, out_features) -> None:
+    weight, bias = torch.randn(out_features, in_features).to(dtype), torch.randn(out_features).to(dtype)
+    x = (torch.randn(130, in_features) * torch.logspace(-30, 30, 130)[:, None]).to(dtype)
+    fast = make_linear(weight, bias, "int8_dynamic")
+    monkeypatch.setattr(compiled, "rounds", lambda weight: False)
+    slow = make_linear(weight, bias, "int8_dynamic")
+    errors = sorted(error(got, want.double()) for got, want in zip(fast(x), slow(x), strict=True))
+    # In bf16 torch rounds before it adds the bias. A sum that ends just between two codes may fall to either.
+    assert errors[len(errors) // 2] < (2**-8 if dtype is torch.bfloat16 else 1e-6)
+    assert errors[-1] < 1e-2
+
+
+@torch.inference_mode()
+def test_threads_change_no_product_of_eight_bits() -> None:
+    linear, x = make_linear(torch.randn(208, 192), None, "int8_dynamic"), torch.randn(300, 192)
+    alone = linear(x)
+    torch.set_num_threads(2)
+    assert torch.equal(linear(x), alone)
+
+
+def test_rows_of_another_size_are_no_rows_of_eight_bits() -> None:
+    linear = make_linear(torch.randn(32, 64), None, "int8_dynamic")
+    if linear.name == names()["int8_dynamic"] == "int8 by int8 panels":
+        with pytest.raises(ValueError, match="not for weights of 64 inputs"):
+            linear(torch.zeros(2, 32))
 
 
 @torch.inference_mode()

@@ -55,6 +55,21 @@ struct Attention {
 };
 void attend(const struct Attention *attention, int num_threads);
 
+/* Token i of a chunk, which is token offset + i of its prompt, attends to the keys up to itself, to the last `window` of
+   them where that is not 0. The first of its blocks begins with key first_key. Where linear_runs(bf16); head_dim is a
+   multiple of 32. `no_memory` is attend_prompt's own. */
+struct PromptAttention {
+    const void *q, *k_cache, *v_cache;
+    void *out;
+    const int64_t *block_ids;
+    int *no_memory;
+    int64_t num_tokens, row_stride, block_size, num_heads, num_kv_heads, head_dim, offset, first_key, window;
+    float scale;
+    int bf16, cache_bf16;
+};
+/* 0: there was no memory. */
+int attend_prompt(struct PromptAttention *attention, int num_threads);
+
 /* out = x W^T + bias, W as pack_linear left it; num_outputs a multiple of 16, num_inputs of 2; bias may be NULL. */
 struct Linear {
     const void *x, *packed, *bias;
@@ -84,5 +99,24 @@ void pack_int4(const int8_t *codes, const float *scale, const float *offset, voi
 void pack_int8(const int8_t *codes, void *packed, int64_t num_outputs, int64_t num_inputs);
 /* 0: there was no memory. */
 int few_bits(struct FewBits *few_bits, int num_threads);
+
+/* out = x W^T + bias, where dynamic_int8_runs(). Each `rotated` numbers of x (16, 32 or 64) are multiplied by Sylvester's
+   Hadamard matrix, then rounded to 8 bits by the greatest of their row; W is of such rows. packed: int8 codes of W as
+   pack_linear leaves them, four to a word; scale, offset: of each output, offset -128 times the sum of its codes;
+   num_outputs and num_inputs multiples of 16; bias may be NULL. `turned`, `row_scale` and `codes` are dynamic_int8's. */
+struct DynamicInt8 {
+    const void *x, *packed;
+    const float *scale, *bias;
+    const int32_t *offset;
+    void *out;
+    float *turned, *row_scale;
+    uint8_t *codes;
+    int64_t num_rows, num_outputs, num_inputs, rotated;
+    int bf16;
+};
+/* Whether this processor has the instructions. */
+int dynamic_int8_runs(void);
+/* 0: there was no memory. */
+int dynamic_int8(struct DynamicInt8 *dynamic_int8, int num_threads);
 
 #endif

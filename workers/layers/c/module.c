@@ -115,6 +115,36 @@ static PyObject *py_attend(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *py_attend_prompt(PyObject *module, PyObject *args)
+{
+    Address q, k_cache, v_cache, out, block_ids;
+    long long num_tokens, row_stride, num_blocks, pool_blocks, block_size, num_heads, num_kv_heads, head_dim, offset;
+    long long first_key, window, first_seen;
+    struct PromptAttention a;
+    int num_threads, done;
+    if (!PyArg_ParseTuple(args, "KKKKKLLLLLLLLLLLfppi", &q, &k_cache, &v_cache, &out, &block_ids, &num_tokens,
+                          &row_stride, &num_blocks, &pool_blocks, &block_size, &num_heads, &num_kv_heads, &head_dim,
+                          &offset, &first_key, &window, &a.scale, &a.bf16, &a.cache_bf16, &num_threads))
+        return NULL;
+    a.q = AS_POINTER(q), a.k_cache = AS_POINTER(k_cache), a.v_cache = AS_POINTER(v_cache), a.out = AS_POINTER(out);
+    a.block_ids = AS_POINTER(block_ids), a.num_tokens = num_tokens, a.row_stride = row_stride;
+    a.block_size = block_size, a.num_heads = num_heads, a.num_kv_heads = num_kv_heads, a.head_dim = head_dim;
+    a.offset = offset, a.first_key = first_key, a.window = window;
+    first_seen = window && offset >= window ? offset + 1 - window : 0;
+    if (first_key < 0 || first_key > first_seen || offset + num_tokens > first_key + num_blocks * block_size) {
+        PyErr_SetString(PyExc_IndexError, "the chunk sees keys that are not in its blocks");
+        return NULL;
+    }
+    if (!all_below(a.block_ids, num_blocks, pool_blocks, "block"))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    done = attend_prompt(&a, num_threads);
+    Py_END_ALLOW_THREADS
+    if (!done)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_linear_runs(PyObject *module, PyObject *args)
 {
     int bf16;
@@ -196,7 +226,35 @@ static PyObject *py_few_bits(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *py_dynamic_int8_runs(PyObject *module, PyObject *args)
+{
+    return PyBool_FromLong(dynamic_int8_runs());
+}
+
+static PyObject *py_dynamic_int8(PyObject *module, PyObject *args)
+{
+    Address x, packed, scale, offset, bias, out;
+    long long num_rows, num_outputs, num_inputs, rotated;
+    struct DynamicInt8 d = {0};
+    int num_threads, done;
+    if (!PyArg_ParseTuple(args, "KKKKKKLLLLpi", &x, &packed, &scale, &offset, &bias, &out, &num_rows, &num_outputs,
+                          &num_inputs, &rotated, &d.bf16, &num_threads))
+        return NULL;
+    d.x = AS_POINTER(x), d.packed = AS_POINTER(packed), d.scale = AS_POINTER(scale), d.offset = AS_POINTER(offset);
+    d.bias = AS_POINTER(bias), d.out = AS_POINTER(out);
+    d.num_rows = num_rows, d.num_outputs = num_outputs, d.num_inputs = num_inputs, d.rotated = rotated;
+    Py_BEGIN_ALLOW_THREADS
+    done = dynamic_int8(&d, num_threads);
+    Py_END_ALLOW_THREADS
+    if (!done)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"dynamic_int8_runs", py_dynamic_int8_runs, METH_NOARGS, ""},
+    {"dynamic_int8", py_dynamic_int8, METH_VARARGS,
+     "x, packed, scale, offset, bias, out, num_rows, num_outputs, num_inputs, rotated, bf16, num_threads"},
     {"pack_int4", py_pack_int4, METH_VARARGS, "codes, scale, offset, packed, num_outputs, num_inputs"},
     {"pack_int8", py_pack_int8, METH_VARARGS, "codes, packed, num_outputs, num_inputs"},
     {"few_bits", py_few_bits, METH_VARARGS, "x, packed, scale, out, num_rows, num_outputs, num_inputs, num_threads"},
@@ -212,6 +270,9 @@ static PyMethodDef methods[] = {
     {"attend", py_attend, METH_VARARGS,
      "q, k_cache, v_cache, out, block_ids, visible, num_rows, row_stride, num_blocks, pool_blocks, block_size, "
      "num_heads, num_kv_heads, head_dim, scale, bf16, cache_bf16, num_threads"},
+    {"attend_prompt", py_attend_prompt, METH_VARARGS,
+     "q, k_cache, v_cache, out, block_ids, num_tokens, row_stride, num_blocks, pool_blocks, block_size, num_heads, "
+     "num_kv_heads, head_dim, offset, first_key, window, scale, bf16, cache_bf16, num_threads"},
     {NULL, NULL, 0, NULL},
 };
 

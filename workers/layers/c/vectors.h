@@ -22,6 +22,7 @@ typedef int32_t i4 __attribute__((vector_size(16)));
 typedef int32_t i16 __attribute__((vector_size(64)));
 typedef uint32_t u16 __attribute__((vector_size(64)));
 typedef uint16_t h16 __attribute__((vector_size(32)));
+typedef uint8_t b16 __attribute__((vector_size(16)));
 
 /* Numbers in memory are float or bfloat16, the upper half of a float. `at` counts numbers. */
 INLINE v16 load(const void *from, int64_t at, int bf16)
