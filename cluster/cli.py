@@ -18,6 +18,7 @@ from cluster.cli_jobs import jobs, submit
 from cluster.cli_target import name_option as _name
 from cluster.cli_target import running_target as _running_target
 from cluster.cli_target import target_option as _target
+from cluster.plan.command import plan
 from workers.errors import ConfigError, InvalidRequestError, KVFerryError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
@@ -224,6 +225,7 @@ def keys_new(**entry: Any) -> None:
 
 cli.add_command(submit)
 cli.add_command(jobs)
+cli.add_command(plan)
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,1 @@
+"""`kvferry plan`: what a model needs of a card, by arithmetic alone."""
