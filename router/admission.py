@@ -164,7 +164,7 @@ class Admission:
                 continue
             replica_address = self._replica_of(request, decode, "decode", prefill)
             num_to_compute = self._num_to_compute(request, prefill)
-            with self._asking(prefill, decode, num_to_compute):
+            with self._asking(request, prefill, decode, num_to_compute):
                 grant = await self._reserve(decode, request, replica_address)
             if grant is None:
                 continue
@@ -175,16 +175,19 @@ class Admission:
         return None
 
     @contextmanager
-    def _asking(self, prefill: WorkerHandle, decode: WorkerHandle, num_tokens: int) -> Iterator[None]:
+    def _asking(self, request: Request, prefill: WorkerHandle, decode: WorkerHandle, num_tokens: int) -> Iterator[None]:
         """Until the end of the block it counts as there: others choose their workers meanwhile."""
+        num_jobs = len(request.choices) if request.job else 0
         prefill.num_asked_tokens += num_tokens
         decode.num_asked += 1
+        decode.num_asked_jobs += num_jobs
         self._ranking.num_placed += 1
         try:
             yield
         finally:
             prefill.num_asked_tokens -= num_tokens
             decode.num_asked -= 1
+            decode.num_asked_jobs -= num_jobs
             self._ranking.num_placed -= 1
 
     def _whole(self, request: Request, worker: WorkerHandle, replica_address: str) -> Placement:

@@ -185,7 +185,8 @@ class RequestQueue:
         job = self._most_urgent(but, job=True)
         if request is None or job is None:
             return request or job
-        is_due = self._num_since_job >= _JOBS_SHARE - 1 and not any(waiter.job for waiter in self._asking)
+        # Those that ask are about to leave, too.
+        is_due = self._num_since_job + len(self._asking) >= _JOBS_SHARE - 1 and not any(w.job for w in self._asking)
         return job if job.priority < request.priority or is_due else request
 
     def _most_urgent(self, but: Container[Waiter], job: bool) -> Waiter | None:

@@ -68,15 +68,17 @@ class Waits:
 
 
 class StillLimit:
-    """Fails a wait when a number stays the same for so long, until `cancel`."""
+    """Until the end of its block, fails a wait when a number stays the same for so long."""
 
     __slots__ = ("_error", "_number", "_seconds", "_timer", "_wait")
 
     def __init__(self, number: Callable[[], int], seconds: float, wait: Failable, error: KVFerryError) -> None:
         self._number, self._seconds, self._wait, self._error = number, seconds, wait, error
+
+    def __enter__(self) -> None:
         self._arm()
 
-    def cancel(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._timer.cancel()
 
     def _arm(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import grpc.aio
@@ -45,10 +45,11 @@ class WorkerHandle:
         self.pace = Pace()
         # Prompt tokens sent for prefill whose token 1 has not come back.
         self.num_queued_tokens = 0
-        # Of requests that are being placed: their prompts' tokens, if it is here that they are to be computed, and how
-        # many are to be decoded here.
+        # Of requests that are being placed: their prompts' tokens, if it is here that they are to be computed, how many
+        # are to be decoded here, and how many sequences of those are jobs'.
         self.num_asked_tokens = 0
         self.num_asked = 0
+        self.num_asked_jobs = 0
         # Set when something may have changed for those who wait for room.
         self.changed = asyncio.Event()
         # On the event loop's clock; None: it is there.
@@ -104,8 +105,8 @@ class WorkerHandle:
 
     @property
     def num_jobs(self) -> int:
-        """Sequences that are jobs' here."""
-        return sum(self._jobs.values())
+        """Sequences that are jobs' here, or are about to be."""
+        return sum(self._jobs.values()) + self.num_asked_jobs
 
     def status(self) -> router_pb2.WorkerStatus:
         state = router_pb2.WORKER_STATE_READY if self.reachable else router_pb2.WORKER_STATE_UNREACHABLE
@@ -190,16 +191,11 @@ class WorkerHandle:
         """Until the end of the block, which waits for the call, the worker's loss cancels it and is raised."""
         return self._waits.end_call(rpc)
 
-    @contextmanager
-    def _limited_silence(self, wait: Failable) -> Iterator[None]:
+    def _limited_silence(self, wait: Failable) -> StillLimit:
         """Until the end of the block: DeadlineError when the worker takes no step for so long."""
         seconds = self._config.token_timeout_s
         error = DeadlineError(f"{self.stats.name}: no step within {seconds} s")
-        limit = StillLimit(lambda: self.stats.num_steps, seconds, wait, error)
-        try:
-            yield
-        finally:
-            limit.cancel()
+        return StillLimit(lambda: self.stats.num_steps, seconds, wait, error)
 
     async def _abort(self, request_ids: Sequence[str]) -> None:
         message = worker_pb2.AbortRequest(router_id=self._router_id, request_ids=request_ids)

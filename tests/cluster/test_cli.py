@@ -54,7 +54,7 @@ def test_status_json_is_one_object(router, capsys):
     assert [worker["name"] for worker in status["workers"]] == ["prefill-0", "decode-0"]
     for worker in status["workers"]:
         assert worker["state"] == "ready"
-        peer = {"incarnation": "peer", "transport": "grpc", "address": "127.0.0.1:10", "checksum": True}
+        peer = {"incarnation": "peer", "transport": "grpc", "address": "127.0.0.1:10", "checksum": True, "why": ""}
         assert worker["peers"] == [peer]
         parts = ("blocks_free", "blocks_cached", "blocks_reserved", "blocks_in_use", "blocks_quarantined")
         assert worker["blocks_total"] == sum(worker[part] for part in parts)

@@ -55,7 +55,7 @@ def test_status_shows_the_transport_that_prefill_uses_to_its_peer(one_p_one_d: R
 
     seen = wait_until(workers, lambda by_role: bool(by_role["prefill"]["peers"]), 5)
     decode = {"incarnation": seen["decode"]["incarnation"], "address": seen["decode"]["address"]}
-    assert seen["prefill"]["peers"] == [decode | {"transport": "grpc", "checksum": True}]
+    assert seen["prefill"]["peers"] == [decode | {"transport": "grpc", "checksum": True, "why": ""}]
 
 
 def test_the_colocated_cluster_has_one_worker_that_does_both(colocated: Running):

@@ -23,6 +23,7 @@ THREADS_ALLOWED = {
     "workers/engine/rank_process.py",
     "router/text.py",
     "router/jobs/database.py",
+    "router/batches/batches.py",
 }
 # NIXL has to be asked again and again, on the thread of a lane. How long ranks may load is told by the first one's.
 CLOCKS_ALLOWED = {"workers/kv_transfer/nixl.py", "workers/engine/tensor_parallel.py"}
