@@ -28,7 +28,7 @@ class Pairs:
 
     def why_not(self, prefill: WorkerHandle, decode: WorkerHandle) -> str:
         """Empty: KV can go from one to the other, as far as is known."""
-        reason = self._known.get((prefill.stats.incarnation, decode.stats.incarnation))
+        reason = self._known.get(self.key(prefill, decode))
         if prefill.stats.fingerprint != decode.stats.fingerprint:
             reason = (
                 f"{decode.name} computes with other weights or kernels than {prefill.name}; start both from one "
@@ -36,9 +36,14 @@ class Pairs:
             )
         return f"from {prefill.name} to {decode.name}: {reason}" if reason else ""
 
+    @staticmethod
+    def key(prefill: WorkerHandle, decode: WorkerHandle) -> tuple[str, str]:
+        """Who they are now."""
+        return prefill.stats.incarnation, decode.stats.incarnation
+
     def refuse(self, prefill: WorkerHandle, decode: WorkerHandle, error: LayoutMismatchError) -> None:
         """The two were found not to fit."""
-        self._known[prefill.stats.incarnation, decode.stats.incarnation] = error.message
+        self._known[self.key(prefill, decode)] = error.message
         logger.warning("no KV goes from %s to %s: %s", prefill.name, decode.name, error.message)
 
     async def ask(self) -> None:
@@ -53,17 +58,17 @@ class Pairs:
         prefills, decodes = ([w for w in self._workers if w.role == r and w.reachable] for r in ("prefill", "decode"))
         for first in range(len(decodes)):
             for prefill, decode in zip(prefills, islice(cycle(decodes), first, None), strict=False):
-                pair = prefill.stats.incarnation, decode.stats.incarnation
+                pair = self.key(prefill, decode)
                 if pair not in self._known and not self.why_not(prefill, decode):
                     yield prefill, decode
 
     async def _ask(self, prefill: WorkerHandle, decode: WorkerHandle) -> None:
-        pair = prefill.stats.incarnation, decode.stats.incarnation
+        pair = self.key(prefill, decode)
         self._known.setdefault(pair, "")
         try:
             await prefill.connect(decode)
         except LayoutMismatchError as error:
-            if pair == (prefill.stats.incarnation, decode.stats.incarnation):
+            if pair == self.key(prefill, decode):
                 self.refuse(prefill, decode, error)
         except KVFerryError as error:
             logger.info("%s has not connected to %s: %s", prefill.name, decode.name, error.message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -16,6 +17,8 @@ from router.worker_handle import STOPPING, WorkerHandle
 from workers.config import Role
 from workers.errors import LayoutMismatchError, UnavailableError
 from workers.rpc import Network, close_quietly
+
+logger = logging.getLogger(__name__)
 
 
 class WorkerPool:
@@ -152,7 +155,10 @@ class WorkerPool:
         """Workers that come to each other."""
         while True:
             await asyncio.sleep(self._config.heartbeat_s)
-            await self.pairs.ask()
+            try:
+                await self.pairs.ask()
+            except Exception:  # Nobody else would.
+                logger.exception("workers could not be let connect")
 
     def _has(self, role: Role) -> bool:
         return bool(self.candidates(role))

@@ -103,7 +103,7 @@ class RequestQueue:
         self._changed = changed
         # By priority, and whether they are jobs.
         self._levels: dict[tuple[int, bool], _Level] = {}
-        # Who has a turn; how many may; who found no room with it, and waits. Dicts for sets: in order.
+        # Who has a turn; how many may; who found no room when it last had one. Dicts for sets: in order.
         self._asking: dict[Waiter, None] = {}
         self._num_turns = 1
         self._refused: dict[Waiter, None] = {}
@@ -168,9 +168,12 @@ class RequestQueue:
         self._jobs_are_held_back = False
 
     def refused(self, waiter: Waiter) -> None:
-        """There is no room for it now: until it is served nobody else asks, but who goes before it."""
+        """There is no room for it now: until it is served nobody asks that goes behind it."""
         self._refused[waiter] = None
         self._num_turns = 1
+        if waiter.job:
+            # It was its turn among many; the next look is after one more of them.
+            self._num_since_job = min(self._num_since_job, _JOBS_SHARE - 2)
 
     def hold_back_jobs(self) -> bool:
         """The job that has a turn may not have what it waits for: it looks again when a request has got its own, or
@@ -194,9 +197,10 @@ class RequestQueue:
         return next((first for first in firsts if first is not None), None)
 
     def _pass_on(self) -> None:
-        while len(self._asking) < (1 if self._refused else self._num_turns):
-            first = self._first(but=self._asking)
-            if first is None or first.turn is None or first.turn.done():
+        while len(self._asking) < self._num_turns:
+            first = self._first(but=self._asking.keys() - self._refused.keys())
+            # Nobody goes past who has found no room and waits.
+            if first is None or first in self._asking or first.turn is None or first.turn.done():
                 return
             self._asking[first] = None
             self._levels[first.priority, first.job].ask(first)

@@ -255,10 +255,13 @@ class Router:
         if placement.grant is None:
             await placement.decode.submit(request)
             return ()
+        pairs, pair = self._pool.pairs, (placement.prefill, placement.decode)
+        asked = pairs.key(*pair)
         try:
             first = await placement.prefill.prefill(request, placement.grant, outputs)
         except LayoutMismatchError as error:
-            self._pool.pairs.refuse(placement.prefill, placement.decode, error)
+            if pairs.key(*pair) == asked:  # Else another has come meanwhile.
+                pairs.refuse(*pair, error)
             raise
         self._admission.token_1(placement)
         return first

@@ -22,7 +22,8 @@ from protos.calls_pb2 import Call, CallAnswer, CallFailure, MultiplexRequest, Mu
 
 logger = logging.getLogger(__name__)
 
-M = TypeVar("M")
+M = TypeVar("M", Call, CallAnswer)
+Write = Callable[[list[M]], Awaitable[None]]
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -67,14 +68,20 @@ class MultiplexedChannel:
 class _Outbox(Generic[M]):
     """What is put while `write` is at work goes together, in order."""
 
-    def __init__(self, write: Callable[[list[M]], Awaitable[None]]) -> None:
-        self._write = write
+    def __init__(self, write: Write[M]) -> None:
+        self._write: Write[M] = write
         self._unsent: list[M] = []
         self._news = asyncio.Event()
 
     def put(self, one: M) -> None:
         self._unsent.append(one)
         self._news.set()
+
+    def take_back(self, number: int) -> bool:
+        """Whether what has this number was still unsent, and is not sent now."""
+        kept = [one for one in self._unsent if one.number != number]
+        found, self._unsent = len(kept) < len(self._unsent), kept
+        return found
 
     async def run(self) -> NoReturn:
         while True:
@@ -115,7 +122,7 @@ class _Stream:
 
     def _give_up(self, number: int, answer: asyncio.Future[Any]) -> None:
         """Unless it has been answered: it was cancelled, or is late."""
-        if self._forget(number) is not None:
+        if self._forget(number) is not None and not self._unsent.take_back(number):
             self._unsent.put(Call(number=number))
 
     def _forget(self, number: int) -> _Pending | None:
@@ -130,9 +137,16 @@ class _Stream:
             return
         if answered.HasField("failure"):
             failure = answered.failure
-            pending.answer.set_exception(_error(_CODES[failure.code], failure.details, failure.trailing_metadata))
+            code = _CODES.get(failure.code, grpc.StatusCode.UNKNOWN)
+            pending.answer.set_exception(_error(code, failure.details, failure.trailing_metadata))
+            return
+        try:
+            response = pending.deserialise(answered.response)
+        except Exception as error:  # noqa: BLE001  Only this call's: another version of kvferry may be there.
+            reason = f"its answer cannot be read: {error}"
+            pending.answer.set_exception(_error(grpc.StatusCode.INTERNAL, reason))
         else:
-            pending.answer.set_result(pending.deserialise(answered.response))
+            pending.answer.set_result(response)
 
     async def _write(self) -> None:
         try:
@@ -266,4 +280,6 @@ class _FailedError(Exception):
 
 
 def _failure(code: grpc.StatusCode, details: str, metadata: Metadata = ()) -> CallFailure:
-    return CallFailure(code=code.value[0], details=details, trailing_metadata=dict(metadata))
+    # Texts of exceptions may hold what is no character.
+    readable = details.encode("utf-8", "replace").decode()
+    return CallFailure(code=code.value[0], details=readable, trailing_metadata=dict(metadata))

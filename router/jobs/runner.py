@@ -19,7 +19,7 @@ from router.jobs.tenant import act_for
 from router.metrics import RouterMetrics
 from router.tenants import KeyRing
 from workers.backoff import pause_s
-from workers.errors import AbortedError, KVFerryError, OverloadedError, UnavailableError
+from workers.errors import AbortedError, KVFerryError, LayoutMismatchError, OverloadedError, UnavailableError
 from workers.rpc import close_quietly
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,8 @@ T = TypeVar("T")
 _RENEWALS = 3
 # Before a prompt whose workers were not there is tried again, and between two tries at a database that does not answer.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
+# No worker is there, none has room, or no two fit: no try of the prompt's.
+_ABSENT = (UnavailableError, OverloadedError, LayoutMismatchError)
 # Between two looks for jobs that came to another router.
 _LOOK_AGAIN_S = 0.5
 _SWEEP_S = 30.0
@@ -153,13 +155,13 @@ class Jobs:
 
     def _may_pass(self, claim: Claim, error: KVFerryError) -> bool:
         """Whether it is the cluster's fault rather than the prompt's, and worth another try."""
-        if isinstance(error, (UnavailableError, OverloadedError)):
+        if isinstance(error, _ABSENT):
             return True
         is_ours = error.http_status >= 500 or isinstance(error, AbortedError)
         return is_ours and claim.num_attempts < self._config.max_attempts
 
     async def _put_back(self, claim: Claim, error: KVFerryError) -> None:
-        absent = isinstance(error, (UnavailableError, OverloadedError))
+        absent = isinstance(error, _ABSENT)
         wait_s = pause_s(_FIRST_PAUSE_S, claim.num_attempts, claim.request_id, _LONGEST_PAUSE_S)
         if isinstance(error, OverloadedError):
             wait_s = max(wait_s, min(error.retry_after_s, _LONGEST_PAUSE_S))

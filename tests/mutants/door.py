@@ -85,8 +85,8 @@ DOOR = (
         "nobody asks past the first that found no room",
         "",
         QUEUE,
-        "(1 if self._refused else self._num_turns)",
-        "self._num_turns",
+        "self._asking.keys() - self._refused.keys()",
+        "self._asking.keys()",
         (f"{ASKING}::test_nobody_goes_past_the_first_that_found_no_room",),
     ),
     Mutant(

@@ -56,7 +56,7 @@ PAIRS = (
         "a pair that a hand-off found unfit gets no other",
         "E2",
         "router/router.py",
-        "self._pool.pairs.refuse(placement.prefill, placement.decode, error)",
+        "pairs.refuse(*pair, error)",
         "failures = error",
         ("tests/router/test_pairs.py::test_a_pair_that_was_not_asked_in_time_is_known_from_its_first_hand_off",),
     ),

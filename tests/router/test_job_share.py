@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
 import pytest
 
 from cluster.sim.loop import run, virtual_loop
-from router.queue import _JOBS_SHARE
-from tests.factories import SimCluster, sim_cluster
+from router.queue import _JOBS_SHARE, RequestQueue
+from tests.factories import SimCluster, make_request, sim_cluster
 from tests.router.test_job_terms import JOB, step_s
 from tests.router.test_prediction import BIG, ask
-from tests.router.test_queue import arrive, crowd
+from tests.router.test_queue import Crowd, arrive, crowd
 from workers.errors import OverloadedError
 from workers.request import Slo, Terms
 
@@ -96,6 +97,49 @@ def test_of_so_many_that_leave_a_queue_that_never_empties_one_is_a_jobs():
 
     served = run(main())
     assert [served.index(f"j{at}") for at in range(2)] == [_JOBS_SHARE - 1, 2 * _JOBS_SHARE - 1]
+
+
+@dataclass
+class Narrow(Crowd):
+    """No job finds room."""
+
+    held_back: bool = False
+
+    async def come(
+        self, name: str, tenant: str = "", priority: int = 0, num_tokens: int = 10, *, job: bool = False
+    ) -> None:
+        request = make_request([1] * num_tokens, request_id=name, tenant=tenant, priority=priority, job=job)
+        with self.queue.joined(request) as waiter:
+            while True:
+                async with self.queue.turn(waiter):
+                    await asyncio.sleep(0.001)
+                    if not job:
+                        self.queue.served(waiter)
+                        self.served.append(name)
+                        return
+                    self.queue.refused(waiter)
+                    if self.held_back and self.queue.hold_back_jobs():
+                        continue
+                    self.changed.clear()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(0.01):
+                            await self.changed.wait()
+
+
+@pytest.mark.parametrize("held_back", [False, True])
+def test_a_job_that_finds_no_room_when_its_turn_has_come_lets_requests_pass(held_back):
+    async def main() -> int:
+        changed = asyncio.Event()
+        people = Narrow(RequestQueue(1000, changed), changed=changed, held_back=held_back)
+        job = asyncio.create_task(people.come("job", job=True))
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(people.come(f"r{at}") for at in range(5 * _JOBS_SHARE)))
+        job.cancel()
+        await asyncio.gather(job, return_exceptions=True)
+        return len(people.served)
+
+    assert run(main()) == 5 * _JOBS_SHARE
 
 
 def test_jobs_take_no_place_in_the_queue_from_requests_and_lose_none_to_them():

@@ -134,6 +134,26 @@ def test_a_bug_of_the_server_is_told_to_its_caller_alone():
     assert "a bug" in fields["message"]
 
 
+def test_an_answer_that_cannot_be_read_fails_its_call_alone():
+    async def main() -> None:
+        async with serving(make_desk()) as (address, _):
+            channel = GrpcNetwork().connect(address, multiplexed=True)
+
+            def unreadable(data: bytes) -> Any:
+                raise ValueError("from the future")
+
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            method = "/kvferry.v1.WorkerService/GetStats"
+            bad = channel.unary_unary(method, worker_pb2.GetStatsRequest.SerializeToString, unreadable)
+            good = stub.GetStats(worker_pb2.GetStatsRequest(), timeout=5)
+            with pytest.raises(KVFerryError, match="its answer cannot be read: from the future"):
+                await call(bad(worker_pb2.GetStatsRequest(), timeout=5))
+            assert isinstance(await call(good), worker_pb2.GetStatsResponse)
+            await channel.close()
+
+    asyncio.run(main())
+
+
 def test_a_stub_streams_beside_its_calls():
     async def script(stub: Any, desk: Desk) -> Any:
         await ask(stub, "fine")

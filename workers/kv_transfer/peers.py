@@ -14,7 +14,7 @@ import grpc.aio
 from protos import kv_transfer_pb2 as pb
 from protos import kv_transfer_pb2_grpc as pb_grpc
 from workers.config import TransferConfig
-from workers.errors import StaleGrantError, UnavailableError
+from workers.errors import DeadlineError, KVFerryError, StaleGrantError, UnavailableError
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.frame import UnsentFrame
 from workers.kv_transfer.layout import KVLayout
@@ -196,5 +196,10 @@ def _call_to(peer: Peer) -> Iterator[None]:
     except UnavailableError:
         if peer.lost_s is None:
             peer.lost_s = asyncio.get_running_loop().time()
+        raise
+    except DeadlineError:
+        raise
+    except KVFerryError:
+        peer.lost_s = None  # It answers.
         raise
     peer.lost_s = None
