@@ -27,14 +27,6 @@ BOUNDS = (
         (f"{SHARE_TESTS}::test_a_job_that_is_held_back_keeps_no_request_waiting[200]",),
     ),
     Mutant(
-        "a job that finds no room when its turn has come lets requests pass",
-        "-",
-        "router/queue.py",
-        "self._num_since_job = min(self._num_since_job, _JOBS_SHARE - 2)",
-        "pass",
-        (f"{SHARE_TESTS}::test_a_job_that_finds_no_room_when_its_turn_has_come_lets_requests_pass[False]",),
-    ),
-    Mutant(
         "a queue that never empties lets a job out now and then",
         "-",
         "router/queue.py",
