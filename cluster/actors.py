@@ -73,8 +73,9 @@ class WorkerProcess(Process):
             from workers.worker import Worker
 
             self._startup.end("imports")
-            self._worker = Worker(self._config, startup=self._startup)
-            address = await self._worker.start()
+            worker = Worker(self._config, startup=self._startup)
+            address = await worker.start()
+            self._worker = worker  # Before that there is nothing to stop.
             spare_what_is_loaded()
             return address
 
