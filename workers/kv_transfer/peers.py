@@ -47,6 +47,8 @@ class Peer:
         self.transport = way.transport.name
         self.why = way.why
         self.frame_scale = way.transport.frame_scale
+        # Another incarnation is at its address now.
+        self.was_dropped = False
         # On the event loop's clock, since when no call gets through; None: the last one did.
         self.lost_s: float | None = None
         self._sender = way.transport.sender(address, answer.incarnation)
@@ -181,6 +183,7 @@ class Peers:
 
     def _close(self, peer: Peer) -> None:
         """Whoever asks for another does not wait for it, nor cut it off."""
+        peer.was_dropped = True
         closing = asyncio.create_task(peer.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
@@ -194,6 +197,9 @@ def _call_to(peer: Peer) -> Iterator[None]:
     except grpc.aio.UsageError:
         raise UnavailableError("the connection is closed: another incarnation is there now") from None
     except UnavailableError:
+        if peer.was_dropped:
+            # Closed while it was called.
+            raise UnavailableError("the connection was closed: another incarnation is there now") from None
         if peer.lost_s is None:
             peer.lost_s = asyncio.get_running_loop().time()
         raise

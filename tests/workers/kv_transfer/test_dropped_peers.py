@@ -31,7 +31,7 @@ def test_whatever_is_said_to_it_is_a_typed_error(what):
             "release": lambda: old.release(1, ""),
             "renew": lambda: old.renew([1], 1.0),
         }
-        with pytest.raises(UnavailableError, match=r"another incarnation|the connection was closed"):
+        with pytest.raises(UnavailableError, match="another incarnation"):
             await ways[what]()
 
     on_stage(script)
