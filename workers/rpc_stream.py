@@ -83,6 +83,8 @@ class _Stream:
                 await self._call.write(await self._unsent.get())
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             pass  # The reader hears why.
+        except asyncio.CancelledError:
+            pass  # The reader's end. A task that kept it would keep the call by it, and so the connection open.
         finally:
             self._call.cancel()
 

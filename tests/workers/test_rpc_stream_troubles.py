@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.workers.test_rpc_stream import METHOD, SERVICE, TIMEOUT_S, Desk, Registry, on_stage
+from tests.workers.test_rpc_stream import METHOD, SERVICE, TIMEOUT_S, Desk, Registry, on_stage, serving
 from workers.errors import DeadlineError, UnavailableError
+from workers.rpc import GrpcNetwork
 from workers.rpc_stream import StreamedCalls, add_streamed_calls
 
 UNKNOWN = b"\xff" * 8
@@ -106,3 +109,35 @@ def test_an_answer_with_a_number_that_nobody_waits_for_is_nobodys():
             await scrambled
 
     asyncio.run(main())
+
+
+def num_connections(address: str) -> int:
+    """That are established to the port of `address`, seen from the side that opened them."""
+    port = int(address.rsplit(":", 1)[1])
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [row.split()[2:4] for table in tables for row in table]
+    return sum(int(remote.rsplit(":", 1)[1], 16) == port and state == "01" for remote, state in rows)
+
+
+def test_a_closed_channels_connection_ends_without_the_garbage_collectors_help():
+    """A worker that stops says goodbye to those who are still connected."""
+
+    async def main() -> None:
+        desk = Desk()
+        async with serving(desk) as (address, _):
+            channel = GrpcNetwork().connect(address)
+            calls = StreamedCalls(channel, SERVICE, METHOD)
+            await calls(b"fine", TIMEOUT_S)
+            assert num_connections(address) == 1
+            await channel.close()
+            del calls
+            async with asyncio.timeout(TIMEOUT_S):
+                while num_connections(address):  # noqa: ASYNC110  gRPC's threads' doing.
+                    await asyncio.sleep(0.005)
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()

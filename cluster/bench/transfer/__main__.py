@@ -14,8 +14,10 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 
 import click
+import grpc.aio
 
 from cluster.bench.transfer.far_side import WAYS, in_another_process, pin, serve_bench
 from cluster.bench.transfer.model import measure_model, serve_model
@@ -23,9 +25,10 @@ from cluster.bench.transfer.ways import BareGrpc, Memcpy, Move, Socket, WholePat
 from cluster.bench.transfer.workers import LAYOUT, PoolRunner, frame_bytes, start_worker, transfer_config
 from workers.config import Role, TransferConfig
 from workers.kv_transfer.local import LocalTransport
+from workers.rpc import GrpcNetwork
 from workers.worker import Worker
 
-_ROLES: tuple[Role, ...] = ("prefill", "decode")
+_ROLES: tuple[Role, ...] = ("decode", "prefill")
 
 # Name, bound, and what must hold between the value and it.
 _GOALS: dict[str, tuple[Callable[[float, float], bool], float]] = {
@@ -38,35 +41,44 @@ _GOALS: dict[str, tuple[Callable[[float, float], bool], float]] = {
 }
 
 
-async def contestants(addresses: Mapping[str, str], num_tokens: int) -> tuple[dict[str, Move], list[Worker]]:
+async def contestants(addresses: Mapping[str, str], num_tokens: int, closing: AsyncExitStack) -> dict[str, Move]:
+    async def worker(
+        role: Role, transfer: TransferConfig, runner: PoolRunner, local: LocalTransport | None = None
+    ) -> Worker:
+        started = await start_worker(role, transfer, runner, local)
+        closing.push_async_callback(started.stop)
+        return started
+
+    async def channel(address: str, *, bulk: bool = False) -> grpc.aio.Channel:
+        return await closing.enter_async_context(GrpcNetwork().connect(address, bulk=bulk))
+
+    bare = await channel(addresses["bare grpc"], bulk=True)
     moves: dict[str, Move] = {
         "memcpy": Memcpy(num_tokens),
         "socket": Socket(addresses["socket"], frame_bytes()),
-        "bare grpc": BareGrpc(addresses["bare grpc"], frame_bytes(), TransferConfig().credits),
+        "bare grpc": BareGrpc(bare, frame_bytes(), TransferConfig().credits),
     }
     runner, local = PoolRunner(share_pool=True), LocalTransport()
-    workers = []
     for name, way in WAYS.items():
-        workers.append(await start_worker("prefill", transfer_config(*way), runner))
-        moves[name] = WholePath(workers[-1], addresses[name])
-    both_here = [await start_worker(role, transfer_config("grpc", True), runner, local) for role in _ROLES]
-    moves["local"] = WholePath(both_here[0], both_here[1].address)
-    workers += both_here
-    return moves, workers
+        prefill = await worker("prefill", transfer_config(*way), runner)
+        moves[name] = WholePath(prefill, await channel(addresses[name]))
+    # Who hands over is stopped first.
+    decode, prefill = [await worker(role, transfer_config("grpc", True), runner, local) for role in _ROLES]
+    moves["local"] = WholePath(prefill, await channel(decode.address))
+    return moves
 
 
 async def take_turns(addresses: Mapping[str, str], num_tokens: int, num_rounds: int) -> dict[str, list[float]]:
     """Seconds of each contestant in each round."""
-    moves, workers = await contestants(addresses, num_tokens)
-    seconds: dict[str, list[float]] = {name: [] for name in moves}
-    for round_number in range(num_rounds + 1):
-        for name, move in moves.items():
-            began = time.perf_counter()
-            await move(num_tokens)
-            if round_number:  # The first connects, and finds memory that was never used.
-                seconds[name].append(time.perf_counter() - began)
-    for worker in workers:
-        await worker.stop()
+    async with AsyncExitStack() as closing:
+        moves = await contestants(addresses, num_tokens, closing)
+        seconds: dict[str, list[float]] = {name: [] for name in moves}
+        for round_number in range(num_rounds + 1):
+            for name, move in moves.items():
+                began = time.perf_counter()
+                await move(num_tokens)
+                if round_number:  # The first connects, and finds memory that was never used.
+                    seconds[name].append(time.perf_counter() - began)
     return seconds
 
 

@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+import grpc.aio
+
 from cluster.bench.transfer.far_side import pin, until_closed
 from cluster.bench.transfer.ways import handed_over, new_request, reserve
 from cluster.config import load_config
@@ -64,9 +66,9 @@ def now() -> Spent:
 class Ferry:
     """A prefill worker here, the decode worker there, and their router's part."""
 
-    def __init__(self, prefill: Worker, address: str) -> None:
+    def __init__(self, prefill: Worker, channel: grpc.aio.Channel) -> None:
         self._prefill = prefill
-        self._stub = worker_pb2_grpc.WorkerServiceStub(GrpcNetwork().connect(address))
+        self._stub = worker_pb2_grpc.WorkerServiceStub(channel)
         self._ends: dict[str, asyncio.Future[TokenOutput]] = {}
 
     async def compute(self, num_prompts: int, num_tokens: int) -> Spent:
@@ -123,14 +125,15 @@ class Ferry:
 @asynccontextmanager
 async def open_ferry(address: str) -> AsyncIterator[Ferry]:
     prefill = await _start_worker("prefill")
-    ferry = Ferry(prefill, address)
-    listening = [asyncio.create_task(ferry.listen_here()), asyncio.create_task(ferry.listen_there())]
-    try:
-        yield ferry
-    finally:
-        for task in listening:
-            task.cancel()
-        await prefill.stop()
+    async with GrpcNetwork().connect(address) as channel:
+        ferry = Ferry(prefill, channel)
+        listening = [asyncio.create_task(ferry.listen_here()), asyncio.create_task(ferry.listen_there())]
+        try:
+            yield ferry
+        finally:
+            for task in listening:
+                task.cancel()
+            await prefill.stop()
 
 
 async def measure_model(address: str, num_rounds: int) -> dict[str, float]:

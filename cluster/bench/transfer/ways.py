@@ -8,6 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import grpc.aio
 import numpy as np
 
 from cluster.bench.transfer.far_side import ACKNOWLEDGEMENT, BARE_METHOD, BARE_SERVICE
@@ -16,7 +17,6 @@ from protos import worker_pb2, worker_pb2_grpc
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.frame import HEADER_BYTES
 from workers.request import Request, SamplingParams
-from workers.rpc import GrpcNetwork
 from workers.wire import request_to_pb
 from workers.worker import Worker
 
@@ -59,8 +59,7 @@ class Socket:
 class BareGrpc:
     """The calls of the grpc transport: frames as large, as many in flight; nothing is read, hashed or kept."""
 
-    def __init__(self, address: str, frame_bytes: int, num_in_flight: int) -> None:
-        channel = GrpcNetwork().connect(address, bulk=True)
+    def __init__(self, channel: grpc.aio.Channel, frame_bytes: int, num_in_flight: int) -> None:
         self._put: Any = channel.unary_unary(f"/{BARE_SERVICE}/{BARE_METHOD}")
         self._frame = bytes(HEADER_BYTES + frame_bytes)
         self._frame_bytes = frame_bytes
@@ -79,9 +78,9 @@ class BareGrpc:
 class WholePath:
     """All that production does: reserve, chunks, frames, checksums, credits, the fence, commit."""
 
-    def __init__(self, prefill: Worker, address: str) -> None:
+    def __init__(self, prefill: Worker, channel: grpc.aio.Channel) -> None:
+        """`channel`: to the worker that it hands over to."""
         self._prefill = prefill
-        channel = GrpcNetwork().connect(address)
         self._stub = worker_pb2_grpc.WorkerServiceStub(channel)
 
     async def __call__(self, num_tokens: int) -> None:
