@@ -59,6 +59,8 @@ PAIRS = (
         "pairs.refuse(*pair, error)",
         "failures = error",
         ("tests/router/test_pairs.py::test_a_pair_that_was_not_asked_in_time_is_known_from_its_first_hand_off",),
+        # It costs no try, so that it is tried for ever.
+        hangs=True,
     ),
     Mutant(
         "no try is lost to workers that do not fit",
