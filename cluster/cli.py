@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cluster.cli_config import config
 from cluster.cli_jobs import jobs, submit
 from cluster.cli_target import name_option as _name
 from cluster.cli_target import running_target as _running_target
@@ -32,13 +33,14 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("config", required=False, type=click.Path())
+@click.argument("config", required=False, metavar="[CONFIG]", type=click.Path())
 @click.option("--detach", is_flag=True, help="Return when the cluster is ready; `kvferry down` stops it.")
 @click.option("--allow-faults", is_flag=True, help="Inject the config's faults, to test what survives them.")
 def up(config: str | None, detach: bool, allow_faults: bool) -> None:
     """Start a cluster and wait until it is ready.
 
-    CONFIG is a YAML file; without one: SmolLM2-135M-Instruct on the CPU, one prefill and one decode worker.
+    CONFIG is a YAML file, or the name of one that comes with kvferry: local, colocated, gpu, two-node. Without one it
+    is local: SmolLM2-135M-Instruct on the CPU, one prefill and one decode worker.
     """
     from cluster import up as process
     from cluster.config import load_config
@@ -200,6 +202,7 @@ def keys_new(**entry: Any) -> None:
     click.echo(f"{key}\n\nAdd below `keys:` of the file that router.api_keys names:\n{line}")
 
 
+cli.add_command(config)
 cli.add_command(submit)
 cli.add_command(jobs)
 

@@ -37,7 +37,8 @@ class RoleConfig(Strict):
     """How many workers of a role, and what they have other than the rest. null: as the whole cluster."""
 
     replicas: int = Field(default=0, ge=0, le=1024)
-    """How many."""
+    """How many. Where nothing is said, one prefill and one decode worker; where only colocated ones are asked for, no
+    others."""
     device: Device | None = None
     quantization: Quantization | None = None
     tensor_parallel_size: int | None = Field(default=None, ge=1, le=64)
@@ -222,7 +223,7 @@ def load_config(path: str | Path | None, allow_faults: bool = False) -> ClusterC
     Raises ConfigError: file and line, key, what is wrong, mend.
     """
     file = read_config_file(path)
-    config = _checked(file)
+    config = checked(file)
     if config.faults and not allow_faults:
         raise ConfigError(
             f"{file.at(('faults',))}: faults: they damage frames and kill workers, for tests; start with "
@@ -234,10 +235,11 @@ def load_config(path: str | Path | None, allow_faults: bool = False) -> ClusterC
 
 def parse_config(text: str, source: str) -> ClusterConfig:
     """As load_config, of a file's text."""
-    return _checked(parse_yaml(text, source))
+    return checked(parse_yaml(text, source))
 
 
-def _checked(file: ConfigFile) -> ClusterConfig:
+def checked(file: ConfigFile) -> ClusterConfig:
+    """Raises ConfigError."""
     refuse_unknown_keys(file, ClusterConfig)
     try:
         return ClusterConfig.model_validate(file.data)

