@@ -1,5 +1,5 @@
 """What would keep a cluster from starting, found before anything is started: by `kvferry config check`, and by
-`kvferry up` before all else. Neither torch nor ray here, unless a transport needs torch.
+`kvferry up` before all else. Neither torch nor ray here, unless it is allowed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from workers.models.stored import Stored, stored_tensors
 
 # Of each process beside weights and KV: what it has loaded.
 _WORKER_BYTES, _ROUTER_BYTES = 400 << 20, 250 << 20
+# They load torch, and open the GPU.
+_BY_TORCH = ("nccl", "gloo")
 # Ray takes the address of one that runs here.
 _RUNNING_RAY = "auto"
 # Ray's protocol for a process that is on none of its nodes.
@@ -69,8 +71,9 @@ class Report:
             findings.append(found)
 
 
-def examine(config: ClusterConfig, find_model: Callable[[str], Path | None]) -> Report:
-    """`find_model`: the files of a model, None: they are not here; raises ConfigError."""
+def examine(config: ClusterConfig, find_model: Callable[[str], Path | None], with_torch: bool) -> Report:
+    """`find_model`: the files of a model, None: they are not here; raises ConfigError. `with_torch`: whether transports
+    that need torch are tried out too, in this process."""
     report = Report()
     with report.noting():
         if config.jobs.url is not None:
@@ -80,6 +83,8 @@ def examine(config: ClusterConfig, find_model: Callable[[str], Path | None]) -> 
     with report.noting():
         workers = worker_configs(config)
         if config.address is None:
+            if with_torch or config.transfer.transport not in _BY_TORCH:
+                _look_at_transports(config, workers, report)
             _look_here(config, workers, find_model, report)
         else:
             _look_at_ray(config.address, report)
@@ -94,7 +99,6 @@ def _look_here(
     config: ClusterConfig, workers: Sequence[WorkerConfig], find_model: Callable[[str], Path | None], report: Report
 ) -> None:
     _look_at_doors(config, report)
-    _look_at_transports(config, workers, report)
     with report.noting():
         report.model = find_model(config.model)
         if report.model is None:

@@ -86,7 +86,7 @@ def _examine(settings: ClusterConfig) -> Report:
     from cluster.state import StateFolder
     from workers.models.resolve import find_model
 
-    report = examine(settings, find_model)
+    report = examine(settings, find_model, with_torch=True)
     with report.noting():
         StateFolder(settings.name).refuse_second()
     return report

@@ -14,19 +14,20 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from cluster.config_errors import complaint, first_problem, refuse_unknown_keys
 from cluster.config_file import ConfigFile, parse_yaml, read_config_file
+from cluster.gpus import no_hand_off
 from router.config import JobsConfig, RouterConfig
 from workers.config import (
     Device,
     EngineConfig,
-    Fault,
     KVCacheDType,
     Quantization,
     Role,
-    Strict,
     TransferConfig,
     WorkerConfig,
 )
 from workers.errors import ConfigError
+from workers.fault_config import Fault
+from workers.strict import Strict
 
 _LAST_PORT = 65535
 _ROLES: tuple[Role, ...] = get_args(Role)
@@ -128,6 +129,14 @@ class ClusterConfig(EngineConfig):
                 f"transfer.resume: replicate keeps KV of prompts and answers as one, and {unequal}; give both one "
                 "quantization, or set transfer.resume: recompute"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _hand_offs_are_between_devices_of_a_kind(self) -> ClusterConfig:
+        devices = [self.role(role).device or self.device for role in ("prefill", "decode")]
+        hands_off = self.prefill.replicas and self.decode.replicas
+        if hands_off and (problem := no_hand_off(*devices, self.transfer.transport)):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

@@ -1,11 +1,11 @@
-"""How the GPUs that Ray finds are dealt out among workers."""
+"""Which devices workers may have: GPUs dealt out among them, and KV between devices of a kind."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from workers.config import WorkerConfig
+from workers.config import Device, WorkerConfig
 from workers.errors import ConfigError
 
 
@@ -28,3 +28,18 @@ def gpu_share(
             param="tensor_parallel_size",
         )
     return 1 / math.ceil(len(sizes) / num_gpus)
+
+
+def no_hand_off(prefill: Device, decode: Device, transport: str) -> str:
+    """Why KV cannot go from the one to the other; empty: it can."""
+    if prefill != decode:
+        return (
+            f"prefill.device is {prefill} and decode.device is {decode}, whose kernels round differently: KV of one is "
+            "not the other's; set device for both alike"
+        )
+    if transport == "nccl" and prefill != "cuda":
+        return (
+            f"transfer.transport: nccl moves KV between GPUs, and device is {prefill}; set device: cuda, or "
+            "transfer.transport: gloo, shm or grpc"
+        )
+    return ""

@@ -83,7 +83,7 @@ def _refuse_what_cannot_start(config: ClusterConfig, say: Say) -> None:
     from cluster.check import examine
     from workers.models.resolve import resolve_model
 
-    report = examine(config, resolve_model)
+    report = examine(config, resolve_model, with_torch=False)
     report.require_none()
     if report.model is not None:
         say(f"model: {report.model}")

@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from router.policy import policy_named
-from workers.config import Strict
 from workers.errors import ConfigError
+from workers.strict import Strict
 
 # How models write calls of tools, by vLLM's names. auto: what the chat template shows.
 ToolCallParserName = Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"]

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from workers.fault_config import Fault
+from workers.strict import Strict
 
 Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -32,13 +35,6 @@ KVCacheDType = Annotated[
     _FullKVCacheDType,
     BeforeValidator(_full_name, _FullKVCacheDType | Literal["fp32", "bf16", "fp16", "fp8", "fp8_e4m3"]),
 ]
-
-
-class Strict(BaseModel):
-    # What stands below a field is its description, in the JSON schema and in docs/configuration.md.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), use_attribute_docstrings=True
-    )
 
 
 class ModelConfig(Strict):
@@ -214,61 +210,6 @@ class TransferConfig(Strict):
                 f"KV leaves the host's memory by transport: {transport} (shm keeps it there): must be true"
             )
         return checksum
-
-
-class _Fault(Strict):
-    worker: str = ""
-    """The only worker at which it happens, by name; empty: at every one."""
-
-
-class _Repeated(_Fault):
-    probability: float = Field(default=1.0, ge=0, le=1)
-    """How likely it is each time."""
-    skip: int = Field(default=0, ge=0)
-    """The first so many times it does not happen."""
-    count: int | None = Field(default=None, ge=1)
-    """It happens no more than so many times. null: no limit."""
-
-
-class FrameFault(_Repeated):
-    """To a KV frame that arrives. Reordered: the next one overtakes it."""
-
-    fault: Literal["drop_frame", "delay_frame", "duplicate_frame", "reorder_frame", "truncate_frame", "corrupt_frame"]
-    """What happens to it."""
-    delay_s: float = Field(default=0.5, ge=0)
-    """Of frames that are late."""
-
-
-class RefuseReserve(_Repeated):
-    """No room is granted, though there is some."""
-
-    fault: Literal["refuse_reserve"]
-    """What happens."""
-
-
-class Kill(_Fault):
-    """The worker's process ends, as by kill -9, when it gets to `at` for the time after the first `skip`."""
-
-    fault: Literal["kill"]
-    """What happens."""
-    at: Literal["reserve", "prefill", "frame", "token_1", "commit", "committed", "output"]
-    """Room granted, prompt come, frame come, token 1 computed, hand-off's end come, done; tokens about to leave."""
-    skip: int = Field(default=0, ge=0)
-    """The first so many times it does not happen."""
-
-
-class PauseHeartbeat(_Fault):
-    """The worker answers neither heartbeats of routers nor renewals of leases for a while, and works on."""
-
-    fault: Literal["pause_heartbeat"]
-    """What happens."""
-    after_s: float = Field(default=0.0, ge=0)
-    """After the worker's start."""
-    for_s: float = Field(gt=0)
-    """How long."""
-
-
-Fault = Annotated[FrameFault | RefuseReserve | Kill | PauseHeartbeat, Field(discriminator="fault")]
 
 
 class WorkerConfig(EngineConfig):

@@ -8,6 +8,8 @@ AVAILABLE = "workers/kv_transfer/available.py"
 TRANSPORTS = "workers/kv_transfer/transports.py"
 CHOICE_TESTS = "tests/workers/kv_transfer/test_choice_of_transport.py"
 REGISTRATION_TESTS = "tests/router/test_registration.py"
+BASELINE_TESTS = "tests/cluster/test_baseline.py"
+BAD_CONFIG_TESTS = "tests/cluster/test_bad_configs.py"
 READINESS_TESTS = "tests/router/test_readiness.py"
 
 OPERATIONS = (
@@ -92,5 +94,21 @@ OPERATIONS = (
         "if name in accepted:",
         "if True:",
         (f"{CHOICE_TESTS}::test_two_that_have_none_in_common_are_refused_by_name",),
+    ),
+    Mutant(
+        "the colocated baseline has as many workers, cores and blocks",
+        "E11",
+        "cluster/configs/colocated.yaml",
+        "colocated:\n  replicas: 2",
+        "colocated:\n  replicas: 1",
+        (f"{BASELINE_TESTS}::test_the_baseline_has_the_resources_of_the_default",),
+    ),
+    Mutant(
+        "what cannot start is refused before anything is started",
+        "",
+        "cluster/up.py",
+        "    report.require_none()\n",
+        "",
+        (f"{BAD_CONFIG_TESTS}::test_each_is_refused_in_one_line_that_names_the_key_and_nothing_is_started",),
     ),
 )
