@@ -60,11 +60,11 @@ def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoint
     stop = StopSignals()
     # Ray prints the deaths of its workers to stdout, whatever it is told.
     with folder.claim(), (folder.logs / "ray.log").open("w") as log, redirect_stdout(log):
-        for replica in router_replicas(config):
-            refuse_busy_ports(replica.cluster.router)
         _refuse_bad_jobs_url(config)
         started_at_s = time.time()
         if config.address is None:
+            for replica in router_replicas(config):
+                refuse_busy_ports(replica.cluster.router)
             _get_model(config, say)
             private_ray.set_environment()
         stop.install()

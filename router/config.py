@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from router.policy import policy_named
-from workers.config import Strict
+from workers.config import PlacementConfig, Strict
 from workers.errors import ConfigError
 
 # How models write calls of tools, by vLLM's names. auto: what the chat template shows.
@@ -22,7 +22,7 @@ class SloConfig(Strict):
     tpot_ms: float | None = Field(default=None, gt=0)
 
 
-class RouterConfig(Strict):
+class RouterConfig(PlacementConfig):
     # Each has ports two above those of the one before.
     replicas: int = Field(default=1, ge=1, le=64)
     host: str = "127.0.0.1"
