@@ -83,8 +83,11 @@ def test_the_launcher_joins_the_ray_of_the_manifests(build):
     # KubeRay names the head's Service so.
     host = f"{cluster['name']}-head-svc.{cluster['namespace']}.svc.cluster.local"
     assert address == f"ray://{host}:{client['containerPort']}"
+    launcher = the(build, "Deployment", "kvferry-launcher")["spec"]["template"]["spec"]
+    (waiting,) = launcher["initContainers"]
+    assert f"/dev/tcp/{host}/{client['containerPort']})" in waiting["command"][-1]
     token = next(
-        env for env in the(build, "Deployment", "kvferry-launcher")["spec"]["template"]["spec"]["containers"][0]["env"]
+        env for env in launcher["containers"][0]["env"]
         if env["name"] == "RAY_AUTH_TOKEN"
     )  # fmt: skip
     # And the Secret of its token.

@@ -23,8 +23,9 @@ def test_pods_are_restricted(pods: Pods):
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["runAsUser"] != 0
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert [one["securityContext"] for one in spec["containers"]] == [RESTRICTED] * len(spec["containers"])
-    assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & spec.keys()
+    for one in (*spec["containers"], *spec.get("initContainers", [])):
+        assert one["securityContext"] == RESTRICTED
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
     assert not [volume for volume in spec.get("volumes", []) if "hostPath" in volume]
 
 
