@@ -88,6 +88,22 @@ def status(name: str, target: str | None, as_json: bool) -> None:
     console.print(render.status_table(answer))
 
 
+@cli.command("wait-idle")
+@click.option("--settle-s", type=float, default=0.0, show_default=True, help="Wait at least so long.")
+@click.option("--timeout-s", type=float, default=60.0, show_default=True, help="Wait no longer.")
+@_name
+@_target
+def wait_idle(settle_s: float, timeout_s: float, name: str, target: str | None) -> int:
+    """Wait until a router has no requests left; exit code 1 when it still has some."""
+    from cluster.client import Client
+    from cluster.idle import wait_idle
+
+    with Client(target or _running_target(name)) as client:
+        num_left = wait_idle(client.status, settle_s, timeout_s)
+    click.echo(f"{num_left} requests are left")
+    return 1 if num_left else 0
+
+
 @cli.command()
 @_name
 @click.option("--target", "targets", metavar="HOST:PORT", multiple=True, help="Of every router of the cluster.")

@@ -15,11 +15,13 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from cluster.config_errors import complaint, first_problem, refuse_unknown_keys
 from cluster.config_file import ConfigFile, parse_yaml, read_config_file
 from cluster.gpus import no_hand_off
+from cluster.placement import misplaced
 from router.config import JobsConfig, RouterConfig
 from workers.config import (
     Device,
     EngineConfig,
     KVCacheDType,
+    PlacementConfig,
     Quantization,
     Role,
     TransferConfig,
@@ -27,14 +29,13 @@ from workers.config import (
 )
 from workers.errors import ConfigError
 from workers.fault_config import Fault
-from workers.strict import Strict
 
 _LAST_PORT = 65535
 _ROLES: tuple[Role, ...] = get_args(Role)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 
 
-class RoleConfig(Strict):
+class RoleConfig(PlacementConfig):
     """How many workers of a role, and what they have other than the rest. null: as the whole cluster."""
 
     replicas: int = Field(default=0, ge=0, le=1024)
@@ -53,7 +54,7 @@ class RoleConfig(Strict):
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
 
     def overrides(self) -> dict[str, Any]:
-        return self.model_dump(exclude={"replicas"}, exclude_none=True)
+        return self.model_dump(exclude={"replicas", *PlacementConfig.model_fields}, exclude_none=True)
 
 
 class ClusterConfig(EngineConfig):
@@ -159,6 +160,13 @@ class ClusterConfig(EngineConfig):
                 f"router.replicas: {self.router.replicas} routers have to share their jobs: set jobs.url, to "
                 "postgresql://user@host/name or, as all are on one host, sqlite:////path/jobs.sqlite"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _only_a_joined_ray_has_places(self) -> ClusterConfig:
+        kinds: dict[str, PlacementConfig] = {"router": self.router, **{role: self.role(role) for role in _ROLES}}
+        if self.address is None and (problem := misplaced(kinds)):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

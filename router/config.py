@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from router.policy import policy_named
+from workers.config import PlacementConfig
 from workers.errors import ConfigError
 from workers.strict import Strict
 
@@ -24,7 +25,7 @@ class SloConfig(Strict):
     """Milliseconds between tokens after it."""
 
 
-class RouterConfig(Strict):
+class RouterConfig(PlacementConfig):
     replicas: int = Field(default=1, ge=1, le=64)
     """How many. Each has ports two above those of the one before; they share their jobs (jobs.url)."""
     host: str = "127.0.0.1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -31,10 +32,8 @@ class WorkerPool:
         self.stopping = False
         self._config = config
         roles = addresses if isinstance(addresses, Mapping) else {}
-        self.workers = [WorkerHandle(address, router_id, config, network) for address in addresses]
-        for worker in self.workers:
-            worker.changed = self.changed
-            worker.configured_role = roles.get(worker.address)
+        self._make_handle = functools.partial(WorkerHandle, router_id=router_id, config=config, network=network)
+        self.workers = [self._handle(address, roles.get(address)) for address in addresses]
         # Which of them has which KV.
         self.index = PrefixIndex(config.prefix_index_blocks)
         self._followers: list[asyncio.Task[NoReturn]] = []
@@ -42,6 +41,23 @@ class WorkerPool:
     async def start(self) -> None:
         await asyncio.gather(*(worker.start() for worker in self.workers))
         self._followers = [asyncio.create_task(follow(worker, self.index)) for worker in self.workers]
+
+    async def move(self, address: str, to: str) -> None:
+        """The worker that was at `address` is at another one from now on."""
+        at = next((i for i, worker in enumerate(self.workers) if worker.address == address), None)
+        if at is None or self.stopping:
+            return
+        gone, self.workers[at] = self.workers[at], self._handle(to, self.workers[at].configured_role)
+        await close_quietly(self._followers[at])
+        await gone.stop()
+        self._followers[at] = asyncio.create_task(follow(self.workers[at], self.index))
+        await self.workers[at].start()
+
+    def _handle(self, address: str, role: Role | None) -> WorkerHandle:
+        worker = self._make_handle(address)
+        worker.changed = self.changed
+        worker.configured_role = role
+        return worker
 
     def refuse(self) -> None:
         """Serve nothing more, and tell whoever waits: the router is about to stop."""

@@ -37,6 +37,28 @@ KVCacheDType = Annotated[
 ]
 
 
+class PlacementConfig(Strict):
+    """On which nodes of a Ray that is joined (`address`) each process of a kind may be."""
+
+    resources: dict[str, float] = Field(default={})
+    """What a node must have free: CPU, GPU, or a resource by a name of its own, as of `ray start --resources`: a node
+    with one piece of it gets one process. Where GPU is not named, device: cuda asks for what its ranks need."""
+    label_selector: dict[str, str] = Field(default={})
+    """Labels that it must have, as of `ray start --labels`."""
+
+    @field_validator("resources")
+    @classmethod
+    def _ray_counts_in_these(cls, resources: dict[str, float]) -> dict[str, float]:
+        for name, amount in resources.items():
+            if name in ("memory", "object_store_memory"):
+                raise ValueError(
+                    f"{name} is not asked for here: leave it to the nodes, or give them a resource of their own"
+                )
+            if amount <= 0 or (amount > 1 and not amount.is_integer()):
+                raise ValueError(f"{name} is {amount:g}: must be a whole number, or a part of 1")
+        return resources
+
+
 class ModelConfig(Strict):
     """What is served."""
 

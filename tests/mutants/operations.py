@@ -111,4 +111,32 @@ OPERATIONS = (
         "",
         (f"{BAD_CONFIG_TESTS}::test_each_is_refused_in_one_line_that_names_the_key_and_nothing_is_started",),
     ),
+    Mutant(
+        "a worker that comes back on another node is watched there",
+        "-",
+        "router/pool.py",
+        "        await self.workers[at].start()",
+        "        pass",
+        ("tests/router/test_moved_workers.py::test_a_stream_that_lost_its_only_worker_goes_on_where_that_comes_back",),
+    ),
+    Mutant(
+        "what a worker on another node has cached is followed there",
+        "-",
+        "router/pool.py",
+        "        self._followers[at] = asyncio.create_task(follow(self.workers[at], self.index))\n",
+        "",
+        ("tests/router/test_moved_workers.py::test_what_a_moved_worker_has_cached_is_known_again_and_the_rest_stays",),
+    ),
+    Mutant(
+        "places are refused where no Ray is joined",
+        "-",
+        "cluster/config.py",
+        "self.address is None and (problem := misplaced(kinds))",
+        "(problem := '')",
+        (
+            "tests/cluster/test_placement.py"
+            "::test_places_that_cannot_be_are_refused[router: {resources: {door: 1}}-router.resources chooses among "
+            "the nodes of a running Ray: set address]",
+        ),
+    ),
 )
