@@ -95,6 +95,8 @@ def _values(value: dict[str, Any], schema: dict[str, Any]) -> str:
         return f"`{value['const']}`"
     if value.get("type") == "array":
         return f"a list ({_values(value['items'], schema)})" if "items" in value else "a list"
+    if value["type"] == "object":
+        return f"names with values ({_values(value['additionalProperties'], schema)})"
     return _NAMES[value["type"]] + _bounds(value)
 
 
