@@ -134,9 +134,9 @@ class ClusterConfig(EngineConfig):
 
     @model_validator(mode="after")
     def _hand_offs_are_between_devices_of_a_kind(self) -> ClusterConfig:
-        devices = [self.role(role).device or self.device for role in ("prefill", "decode")]
+        prefill, decode = (self.role(role).device or self.device for role in ("prefill", "decode"))
         hands_off = self.prefill.replicas and self.decode.replicas
-        if hands_off and (problem := no_hand_off(*devices, self.transfer.transport)):
+        if hands_off and (problem := no_hand_off(prefill, decode, self.transfer.transport)):
             raise ValueError(problem)
         return self
 

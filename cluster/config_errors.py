@@ -108,6 +108,7 @@ def _named_in(message: str, dotted: list[str], file: ConfigFile) -> Place:
 _COMPLAINTS = {
     "bool_parsing": "must be true or false",
     "bool_type": "must be true or false",
+    "dict_type": "must be names with values",
     "extra_forbidden": "{key} is no key here",
     "float_parsing": "must be a number",
     "float_type": "must be a number",

@@ -87,7 +87,14 @@ def _properties() -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     return below(schema, ())
 
 
-_WRONG: dict[str, Any] = {"integer": "many", "number": "soon", "boolean": "maybe", "string": [1], "array": 3.5}
+_WRONG: dict[str, Any] = {
+    "integer": "many",
+    "number": "soon",
+    "boolean": "maybe",
+    "string": [1],
+    "array": 3.5,
+    "object": 3,
+}
 
 
 def _of_other_types() -> Iterator[BadConfig]:

@@ -77,7 +77,7 @@ def busy_port(key: str) -> tuple[socket.socket, str]:
 REFUSED = {
     "unknown key": (QUIET + "max_num_seq: 4\n", "max_num_seq: unknown key; did you mean max_num_seqs?"),
     "wrong type": (QUIET + "block_size: big\n", "block_size: must be a whole number, not 'big'"),
-    "no YAML": (QUIET + "model: [\n", "not valid YAML: line "),
+    "no YAML": (QUIET + "model: [\n", "not valid YAML: "),
     "missing model": (QUIET + "model: /nowhere/m.gguf\n", "no such model: /nowhere/m.gguf does not exist"),
     "missing package": (
         QUIET + "model: package:llm_nowhere\n",
