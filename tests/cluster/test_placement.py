@@ -44,5 +44,5 @@ def test_cpus_are_waited_for_only_by_who_asks():
     ],
 )
 def test_places_that_cannot_be_are_refused(text, complaint):
-    with pytest.raises(ConfigError, match=f"c.yaml: {complaint}".replace("?", r"\?")):
+    with pytest.raises(ConfigError, match=rf"c.yaml:\d: {complaint}".replace("?", r"\?")):
         parse_config(text, "c.yaml")
