@@ -12,7 +12,7 @@ STAMP := .venv/.installed
 # Two processes, a thread each: tests of clusters in one, all others in the other, until one has nothing left.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: install demo test test-all peers mutants check bench bench-step bench-router bench-transfer bench-death bench-routing proto clean
+.PHONY: install demo test test-all peers mutants check bench bench-step bench-router bench-transfer bench-death bench-routing docs proto clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -86,6 +86,10 @@ bench-death: install
 MOONCAKE := ../shared/data/mooncake/conversation_trace.jsonl
 bench-routing: install
 	$(BIN)/python -m cluster.bench.routing $(MOONCAKE)
+
+# The tables of docs/configuration.md, of the config's own models.
+docs: install
+	$(BIN)/python -m cluster.config_docs docs/configuration.md
 
 proto: install
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. --mypy_grpc_out=. protos/*.proto

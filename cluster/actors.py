@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
+# On every address of its node: what others reach is the node's own.
+_EVERYWHERE = ("0.0.0.0", "[::]")
 # Between two looks of the cluster's process at every one of its own.
 BEAT_S = 0.5
 
@@ -59,9 +61,12 @@ class Process:
 class WorkerProcess(Process):
     """One worker, kept on its cores."""
 
-    def __init__(self, config: WorkerConfig, log: Path, orphan_s: float | None) -> None:
+    def __init__(
+        self, config: WorkerConfig, log: Path, orphan_s: float | None, node_address: Callable[[], str] | None = None
+    ) -> None:
+        """`node_address`: where other nodes reach this one, asked here; None: nobody else's node is concerned."""
         super().__init__(log, orphan_s)
-        self._config = config
+        self._config = config.model_copy(update={"host": node_address()}) if node_address else config
         self._worker: Worker | None = None
         _keep_to_cores(config)
         keep_freed_memory()
@@ -87,8 +92,13 @@ class WorkerProcess(Process):
 class RouterProcess(Process):
     """The router and its two APIs."""
 
-    def __init__(self, replica: RouterReplica, log: Path, orphan_s: float | None) -> None:
+    def __init__(
+        self, replica: RouterReplica, log: Path, orphan_s: float | None, node_address: Callable[[], str] | None = None
+    ) -> None:
+        """`node_address`: as a worker's."""
         super().__init__(log, orphan_s)
+        self._node_address = node_address
+        self._serving = asyncio.Event()
         self._name = replica.name
         self._config = replica.cluster
         self._tokenizer: Tokenizer | None = None
@@ -123,7 +133,14 @@ class RouterProcess(Process):
             self._server.server.cluster_start_phases = cluster_phases
             spare_what_is_loaded()
             status = self._server.status()
-            return status.http_endpoint, status.grpc_endpoint
+            self._serving.set()
+            return self._from_afar(status.http_endpoint), self._from_afar(status.grpc_endpoint)
+
+    async def move(self, address: str, to: str) -> None:
+        """The worker that was at `address` is on another node now."""
+        await self._serving.wait()
+        assert self._server is not None
+        await self._server.pool.move(address, to)
 
     async def ready(self, cluster_phases: Phases) -> None:
         """The whole cluster is, after these. Raises LayoutMismatchError when no two workers can exchange KV."""
@@ -144,6 +161,13 @@ class RouterProcess(Process):
     async def stop(self) -> None:
         if self._server:
             await self._server.stop()
+
+    def _from_afar(self, endpoint: str) -> str:
+        """The endpoint as other nodes reach it."""
+        if self._node_address:
+            for host in _EVERYWHERE:
+                endpoint = endpoint.replace(f"{host}:", f"{self._node_address()}:")
+        return endpoint
 
 
 def _kept_jobs(config: ClusterConfig) -> JobsConfig:

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from cluster.config import ClusterConfig, worker_configs
 from workers.config import WorkerConfig
 
 
-def caveats(config: ClusterConfig) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`key`: of the config, dotted; empty: of no one in particular."""
+
+    key: str
+    message: str
+
+
+def caveats(config: ClusterConfig) -> Iterator[Finding]:
     """Each in one line: when a stream has other tokens than one to which nothing happened."""
     if config.unequal_roles:
-        yield (
+        yield Finding(
+            "quantization",
             f"{config.unequal_roles}: a stream that goes on elsewhere keeps both, but while no decode worker answers, "
-            "prefill workers decode, and streams are not exact"
+            "prefill workers decode, and streams are not exact",
         )
     workers = worker_configs(config)
     kinds = {worker.role: worker.quantization for worker in workers}
     others = sorted({kind for role, kind in kinds.items() if role != "colocated"} - {kinds.get("colocated", "")})
     if "colocated" in kinds and others:
-        yield (
+        yield Finding(
+            "quantization",
             f"colocated workers compute with quantization {kinds['colocated']} and others with {' and '.join(others)}: "
-            "a stream that goes on at the other kind is not exact"
+            "a stream that goes on at the other kind is not exact",
         )
     if rounding := dict.fromkeys(worker.role for worker in workers if _rounds(worker)):
-        yield (
+        yield Finding(
+            "",
             f"{' and '.join(rounding)} workers compute or keep KV in less than float32: a stream that goes on "
-            "elsewhere or is preempted is exact but for rounding, which may now and then choose another token"
+            "elsewhere or is preempted is exact but for rounding, which may now and then choose another token",
         )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cluster.cli_config import config
 from cluster.cli_jobs import jobs, submit
 from cluster.cli_target import name_option as _name
 from cluster.cli_target import running_target as _running_target
@@ -33,13 +34,14 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("config", required=False, type=click.Path())
+@click.argument("config", required=False, metavar="[CONFIG]", type=click.Path())
 @click.option("--detach", is_flag=True, help="Return when the cluster is ready; `kvferry down` stops it.")
 @click.option("--allow-faults", is_flag=True, help="Inject the config's faults, to test what survives them.")
 def up(config: str | None, detach: bool, allow_faults: bool) -> None:
     """Start a cluster and wait until it is ready.
 
-    CONFIG is a YAML file; without one: SmolLM2-135M-Instruct on the CPU, one prefill and one decode worker.
+    CONFIG is a YAML file, or the name of one that comes with kvferry: local, colocated, gpu, two-node. Without one it
+    is local: SmolLM2-135M-Instruct on the CPU, one prefill and one decode worker.
     """
     from cluster import up as process
     from cluster.config import load_config
@@ -85,6 +87,22 @@ def status(name: str, target: str | None, as_json: bool) -> None:
     console = Console()
     console.print(render.status_title(answer), highlight=False, soft_wrap=True)
     console.print(render.status_table(answer))
+
+
+@cli.command("wait-idle")
+@click.option("--settle-s", type=float, default=0.0, show_default=True, help="Wait at least so long.")
+@click.option("--timeout-s", type=float, default=60.0, show_default=True, help="Wait no longer.")
+@_name
+@_target
+def wait_idle(settle_s: float, timeout_s: float, name: str, target: str | None) -> int:
+    """Wait until a router has no requests left; exit code 1 when it still has some."""
+    from cluster.client import Client
+    from cluster.idle import wait_idle
+
+    with Client(target or _running_target(name)) as client:
+        num_left = wait_idle(client.status, settle_s, timeout_s)
+    click.echo(f"{num_left} requests are left")
+    return 1 if num_left else 0
 
 
 @cli.command()
@@ -182,28 +200,6 @@ def generate(prompt: str, chat: bool, name: str, target: str | None, **options: 
                 click.echo()
 
 
-@cli.group("config")
-def config_group() -> None:
-    """Config files of `kvferry up`."""
-
-
-@config_group.command("check")
-@click.argument("config", required=False, type=click.Path())
-@click.option("--allow-faults", is_flag=True, help="As with `kvferry up`.")
-def config_check(config: str | None, allow_faults: bool) -> None:
-    """Refuse what cannot work, and say what CONFIG gives up, without starting anything."""
-    from cluster import up as process
-    from cluster.caveats import caveats
-    from cluster.config import load_config
-
-    settings = load_config(config, allow_faults)
-    process.require_server_extra()
-    model = process.check(settings)
-    for caveat in caveats(settings):
-        click.echo(caveat)
-    click.echo(f"{config or 'local.yaml'} can be served: {', '.join(settings.worker_roles())} of {model}")
-
-
 @cli.group()
 def keys() -> None:
     """API keys of a router (router.api_keys)."""
@@ -223,6 +219,7 @@ def keys_new(**entry: Any) -> None:
     click.echo(f"{key}\n\nAdd below `keys:` of the file that router.api_keys names:\n{line}")
 
 
+cli.add_command(config)
 cli.add_command(submit)
 cli.add_command(jobs)
 cli.add_command(plan)

@@ -7,37 +7,40 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from cluster.config_errors import complaint, first_problem, kind, refuse_unknown_keys, yaml_problem
+from cluster.config_errors import complaint, first_problem, refuse_unknown_keys
+from cluster.config_file import ConfigFile, parse_yaml, read_config_file
+from cluster.gpus import no_hand_off
+from cluster.placement import misplaced
 from router.config import JobsConfig, RouterConfig
 from workers.config import (
     Device,
     EngineConfig,
-    Fault,
     KVCacheDType,
+    PlacementConfig,
     Quantization,
     Role,
-    Strict,
     TransferConfig,
     WorkerConfig,
 )
 from workers.errors import ConfigError
+from workers.fault_config import Fault
 
 _LAST_PORT = 65535
 _ROLES: tuple[Role, ...] = get_args(Role)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 
 
-class RoleConfig(Strict):
-    """How many workers of a role, and what they have other than the rest. None: as the whole cluster."""
+class RoleConfig(PlacementConfig):
+    """How many workers of a role, and what they have other than the rest. null: as the whole cluster."""
 
     replicas: int = Field(default=0, ge=0, le=1024)
+    """How many. Where nothing is said, one prefill and one decode worker; where only colocated ones are asked for, no
+    others."""
     device: Device | None = None
     quantization: Quantization | None = None
     tensor_parallel_size: int | None = Field(default=None, ge=1, le=64)
@@ -51,25 +54,33 @@ class RoleConfig(Strict):
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
 
     def overrides(self) -> dict[str, Any]:
-        return self.model_dump(exclude={"replicas"}, exclude_none=True)
+        return self.model_dump(exclude={"replicas", *PlacementConfig.model_fields}, exclude_none=True)
 
 
 class ClusterConfig(EngineConfig):
     """All of kvferry's settings. Its defaults are those of configs/local.yaml."""
 
     name: str = "kvferry"
-    # Ray's address to join. None: a private Ray that lives and dies with the cluster.
+    """Of the cluster, for the other commands (`--name`), and of its folder under ~/.kvferry."""
     address: str | None = None
-    # `kvferry up` gives up when a process has not loaded and opened its port within so long.
+    """Ray's address to join, host:port, or auto: of the one that runs here. null: a private Ray that lives and dies
+    with the cluster."""
     start_timeout_s: float = Field(default=900.0, gt=0)
+    """`kvferry up` gives up when a process has not loaded and opened its port within so long."""
     router: RouterConfig = RouterConfig()
+    """What stands between clients and workers."""
     transfer: TransferConfig = TransferConfig()
+    """How KV goes from one worker to another."""
     jobs: JobsConfig = JobsConfig()
+    """Durable jobs and uploaded files."""
     prefill: RoleConfig = RoleConfig(replicas=1)
+    """Workers that turn prompts into KV."""
     decode: RoleConfig = RoleConfig(replicas=1)
+    """Workers that turn KV into tokens."""
     colocated: RoleConfig = RoleConfig()
-    # Injected, to test what is built on a cluster: `kvferry up --allow-faults`.
+    """Workers that do both, without a hand-off. A file that sets only these has no others."""
     faults: tuple[Fault, ...] = ()
+    """Injected, to test what is built on a cluster: `kvferry up --allow-faults`."""
 
     @field_validator("name")
     @classmethod
@@ -122,6 +133,14 @@ class ClusterConfig(EngineConfig):
         return self
 
     @model_validator(mode="after")
+    def _hand_offs_are_between_devices_of_a_kind(self) -> ClusterConfig:
+        prefill, decode = (self.role(role).device or self.device for role in ("prefill", "decode"))
+        hands_off = self.prefill.replicas and self.decode.replicas
+        if hands_off and (problem := no_hand_off(prefill, decode, self.transfer.transport)):
+            raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
     def _two_servers_need_two_ports(self) -> ClusterConfig:
         if self.router.http_port == self.router.grpc_port != 0:
             raise ValueError(f"router.http_port and router.grpc_port are both {self.router.http_port}: choose two")
@@ -141,6 +160,13 @@ class ClusterConfig(EngineConfig):
                 f"router.replicas: {self.router.replicas} routers have to share their jobs: set jobs.url, to "
                 "postgresql://user@host/name or, as all are on one host, sqlite:////path/jobs.sqlite"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _only_a_joined_ray_has_places(self) -> ClusterConfig:
+        kinds: dict[str, PlacementConfig] = {"router": self.router, **{role: self.role(role) for role in _ROLES}}
+        if self.address is None and (problem := misplaced(kinds)):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
@@ -209,37 +235,33 @@ def router_replicas(cluster: ClusterConfig) -> list[RouterReplica]:
 
 
 def load_config(path: str | Path | None, allow_faults: bool = False) -> ClusterConfig:
-    """The config in a YAML file; None: the packaged local.yaml. Raises ConfigError: file, key, what is wrong, mend."""
-    config = _load(path)
+    """The config in a YAML file, or a packaged one by its name; None: the packaged local.yaml.
+
+    Raises ConfigError: file and line, key, what is wrong, mend.
+    """
+    file = read_config_file(path)
+    config = checked(file)
     if config.faults and not allow_faults:
         raise ConfigError(
-            f"{path}: faults: they damage frames and kill workers, for tests; start with `kvferry up --allow-faults`, "
-            "or take them out",
+            f"{file.at(('faults',))}: faults: they damage frames and kill workers, for tests; start with "
+            "`kvferry up --allow-faults`, or take them out",
             param="faults",
         )
     return config
 
 
-def _load(path: str | Path | None) -> ClusterConfig:
-    if path is None:
-        text = resources.files("cluster").joinpath("configs/local.yaml").read_text(encoding="utf-8")
-        return parse_config(text, "local.yaml")
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give the path of a config, or none for the default") from None
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path}: cannot be read: {exc.strerror if isinstance(exc, OSError) else exc}") from None
-    return parse_config(text, str(path))
-
-
 def parse_config(text: str, source: str) -> ClusterConfig:
-    data = _mapping(text, source)
-    refuse_unknown_keys(data, ClusterConfig, source, ClusterConfig)
+    """As load_config, of a file's text."""
+    return checked(parse_yaml(text, source))
+
+
+def checked(file: ConfigFile) -> ClusterConfig:
+    """Raises ConfigError."""
+    refuse_unknown_keys(file, ClusterConfig)
     try:
-        return ClusterConfig.model_validate(data)
+        return ClusterConfig.model_validate(file.data)
     except ValidationError as exc:
-        raise first_problem(exc, source, ClusterConfig) from None
+        raise first_problem(exc, file, ClusterConfig) from None
 
 
 def worker_configs(cluster: ClusterConfig, cores: Sequence[int] | None = None) -> list[WorkerConfig]:
@@ -276,15 +298,3 @@ def deal_cores(cores: Sequence[int], num_workers: int) -> list[tuple[int, ...]]:
         return [(cores[i % len(cores)],) for i in range(num_workers)]
     bounds = [i * len(cores) // num_workers for i in range(num_workers + 1)] if num_workers else [0]
     return [tuple(cores[start:end]) for start, end in itertools.pairwise(bounds)]
-
-
-def _mapping(text: str, source: str) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as exc:
-        raise ConfigError(f"{source}: not valid YAML: {yaml_problem(exc)}") from None
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"{source}: must be keys with values (`name: kvferry`), not {kind(data)}")
-    return data

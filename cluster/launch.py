@@ -14,14 +14,16 @@ from typing import Any
 
 import ray
 import ray.exceptions
+import ray.util
 
 from cluster.actors import BEAT_S, RouterProcess, WorkerProcess
 from cluster.config import ClusterConfig, router_replicas, worker_configs
 from cluster.controller import Controller, Health
 from cluster.endpoints import Endpoints
 from cluster.gpus import gpu_share
+from cluster.placement import actor_options
 from cluster.ray_session import STOPPED, RaySession
-from workers.config import Role, WorkerConfig
+from workers.config import PlacementConfig, Role, WorkerConfig
 from workers.errors import AbortedError, KVFerryError
 from workers.startup import StartUp, process_began_unix_s
 
@@ -132,31 +134,38 @@ class Cluster:
     def _start_actors(self) -> None:
         for worker in self._workers:
             self._actors[worker.name] = self._worker_actor(worker)
-        for name, replica in self._routers.items():
-            self._actors[name] = self._actor(RouterProcess, name, replica)
+        for name in self._routers:
+            self._actors[name] = self._router_actor(name)
 
     def _started_anew(self, name: str) -> tuple[Any, Any]:
-        """The actor, and the call that starts it at its former address."""
+        """The actor, and the call that starts it: at its former address, unless it may be on another node now."""
         if name in self._routers:
-            actor = self._actor(RouterProcess, name, self._routers[name])
+            actor = self._router_actor(name)
             return actor, actor.start.remote(self._roles(), self._startup.phases)
         worker = next(worker for worker in self._workers if worker.name == name)
-        port = int(self._addresses[name].rpartition(":")[2])
+        port = int(self._addresses[name].rpartition(":")[2]) if self._config.address is None else 0
         actor = self._worker_actor(worker.model_copy(update={"port": port}))
         return actor, actor.start.remote()
 
     def _worker_actor(self, worker: WorkerConfig) -> Any:
-        found = int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
-        num_gpus = gpu_share(worker, self._workers, found) if worker.device == "cuda" else 0
-        return self._actor(WorkerProcess, worker.name, worker, num_gpus=num_gpus)
+        placement = self._config.role(worker.role)
+        num_gpus = 0.0
+        if worker.device == "cuda" and "GPU" not in placement.resources:
+            found = int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
+            num_gpus = gpu_share(worker, self._workers, found)
+        return self._actor(WorkerProcess, worker.name, worker, actor_options(placement, num_gpus))
 
-    def _actor(self, process: type, name: str, config: object, *, num_gpus: float = 0) -> Any:
-        """Ray gives each a process at once: none waits for CPUs, which cpu_affinity shares out."""
+    def _router_actor(self, name: str) -> Any:
+        placement: PlacementConfig = self._config.router
+        return self._actor(RouterProcess, name, self._routers[name], actor_options(placement, 0))
+
+    def _actor(self, process: type, name: str, config: object, options: dict[str, Any]) -> Any:
         actor: Any = ray.remote(process).options(
-            name=f"{self._config.name}/{name}", lifetime="detached", max_restarts=0, num_cpus=0, num_gpus=num_gpus
+            name=f"{self._config.name}/{name}", lifetime="detached", max_restarts=0, **options
         )
-        orphan_s = None if self._config.address is None else _ORPHAN_S
-        return actor.remote(config, self.log(name), orphan_s)
+        joined = self._config.address is not None
+        orphan_s, node_address = (_ORPHAN_S, _node_address) if joined else (None, None)
+        return actor.remote(config, self.log(name), orphan_s, node_address)
 
     def _wire(self) -> Endpoints:
         """Load everything at once, then tell the routers where their workers are."""
@@ -231,14 +240,29 @@ class Cluster:
         if not ray.wait([self._starting[name]], timeout=0)[0]:
             return Health.STARTING
         try:
-            self._result(name, self._starting.pop(name))
+            told = self._result(name, self._starting.pop(name))
         except KVFerryError as error:
             logger.warning("%s", error.message)
             return Health.DEAD
+        if name in self._addresses:
+            self._move(name, told)
         self._ray.watch_descendants()
         return Health.ANSWERS
+
+    def _move(self, name: str, address: str) -> None:
+        """One that starts now takes it up when it serves; one that dies is told all addresses when it starts anew."""
+        former, self._addresses[name] = self._addresses[name], address
+        if former != address:
+            for router in self._routers.keys() & self._actors.keys():
+                self._actors[router].move.remote(former, address)
 
     def log(self, name: str) -> Path:
         """Each process has its own: what one said before it died is not overwritten."""
         again = self._num_begun[name]
         return self._logs / (f"{name}.{again}.log" if again else f"{name}.log")
+
+
+def _node_address() -> str:
+    """Of the node on which this is called."""
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address

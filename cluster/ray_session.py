@@ -19,6 +19,8 @@ from workers.errors import ConfigError
 
 STOPPED = "stopped before it was ready"
 _STOP_TIMEOUT_S = 5.0
+# Ray's own protocol for a process that is on none of its nodes.
+_RAY_CLIENT = "ray://"
 
 
 class RaySession:
@@ -64,7 +66,7 @@ class RaySession:
             self._join(self._address)
 
     def _join(self, address: str) -> None:
-        require_listener(address)
+        require_listener(address.removeprefix(_RAY_CLIENT))
         try:
             ray.init(address, **self._driver())
         except (ConnectionError, RuntimeError, ValueError) as exc:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import FrameType
@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 from cluster import private_ray
 from cluster.caveats import caveats
-from cluster.config import ClusterConfig, router_replicas, worker_configs
+from cluster.config import ClusterConfig
 from cluster.guard import start_time
-from cluster.ports import refuse_busy_ports
 from cluster.state import State, StateFolder
 from workers.errors import ConfigError, KVFerryError
 
@@ -61,12 +60,9 @@ def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoint
     stop = StopSignals()
     # Ray prints the deaths of its workers to stdout, whatever it is told.
     with folder.claim(), (folder.logs / "ray.log").open("w") as log, redirect_stdout(log):
-        for replica in router_replicas(config):
-            refuse_busy_ports(replica.cluster.router)
-        _refuse_bad_jobs_url(config)
+        _refuse_what_cannot_start(config, say)
         started_at_s = time.time()
         if config.address is None:
-            say(f"model: {get_model(config)}")
             private_ray.set_environment()
         stop.install()
         from cluster.launch import Cluster
@@ -82,47 +78,16 @@ def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoint
             cluster.stop()
 
 
-def _refuse_bad_jobs_url(config: ClusterConfig) -> None:
-    """Here, where SQLAlchemy is; that the database is there is not needed."""
-    if config.jobs.url is not None:
-        from router.jobs.database import check_url
-
-        check_url(config.jobs.url)
-
-
-def get_model(config: ClusterConfig) -> Path:
-    """Once, before many processes ask for it; one that is not there, or cannot be divided among the ranks of a worker,
-    is refused before anything is started."""
+def _refuse_what_cannot_start(config: ClusterConfig, say: Say) -> None:
+    """Raises ConfigError before anything is started. A model of the hub is downloaded: once, before many ask for it."""
+    # Here, where the server's packages are.
+    from cluster.check import examine
     from workers.models.resolve import resolve_model
 
-    path = resolve_model(config.model)
-    if sizes := sorted({worker.tensor_parallel_size for worker in worker_configs(config)} - {1}):
-        _refuse_indivisible(path, sizes)
-    return path
-
-
-def check(config: ClusterConfig) -> Path:
-    """As `get_model`, and whether its weights can be kept as each role asks: their headers are read, which takes a
-    while. Raises ConfigError."""
-    from workers.models.architecture import read_architecture
-    from workers.models.loader import open_weights
-
-    path = get_model(config)
-    if kinds := sorted({worker.quantization for worker in worker_configs(config)} - {"none"}):
-        weights = open_weights(path, read_architecture(path))
-        for quantization in kinds:
-            weights.require_quantisable(quantization)
-    return path
-
-
-def _refuse_indivisible(path: Path, sizes: Sequence[int]) -> None:
-    """Reading what the model is takes a while, and is needed for nothing else here."""
-    from workers.models.architecture import read_architecture
-    from workers.models.shard import require_divisible
-
-    architecture = read_architecture(path)
-    for size in sizes:
-        require_divisible(architecture, size)
+    report = examine(config, resolve_model, with_torch=False)
+    report.require_none()
+    if report.model is not None:
+        say(f"model: {report.model}")
 
 
 def serve(config: ClusterConfig, say: Say) -> None:
@@ -130,7 +95,7 @@ def serve(config: ClusterConfig, say: Say) -> None:
     began_s = time.monotonic()
     with running(config, say) as (cluster, endpoints):
         for caveat in caveats(config):
-            say(caveat)
+            say(caveat.message)
         if config.faults:
             say(f"{len(config.faults)} faults are injected: {', '.join(fault.fault for fault in config.faults)}")
         say(f"{ready_line(config.name, endpoints.http, endpoints.grpc)} (after {time.monotonic() - began_s:.1f} s)")

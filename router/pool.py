@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -35,20 +36,37 @@ class WorkerPool:
         self.stopping = False
         self._config = config
         roles = addresses if isinstance(addresses, Mapping) else {}
-        self.workers = [WorkerHandle(address, router_id, config, network) for address in addresses]
-        for worker in self.workers:
-            worker.changed = self.changed
-            worker.configured_role = roles.get(worker.address)
+        self._make_handle = functools.partial(WorkerHandle, router_id=router_id, config=config, network=network)
+        self.workers = [self._handle(address, roles.get(address)) for address in addresses]
         # Which of them has which KV.
         self.index = PrefixIndex(config.prefix_index_blocks)
         self.pairs = Pairs(self.workers)
-        self._tasks: list[asyncio.Task[NoReturn]] = []
+        # One for each worker.
+        self._followers: list[asyncio.Task[NoReturn]] = []
+        self._introducer: asyncio.Task[NoReturn] | None = None
 
     async def start(self) -> None:
         await asyncio.gather(*(worker.start() for worker in self.workers))
-        self._tasks = [asyncio.create_task(follow(worker, self.index)) for worker in self.workers]
+        self._followers = [asyncio.create_task(follow(worker, self.index)) for worker in self.workers]
         await self.pairs.ask()
-        self._tasks.append(asyncio.create_task(self._introduce()))
+        self._introducer = asyncio.create_task(self._introduce())
+
+    async def move(self, address: str, to: str) -> None:
+        """The worker that was at `address` is at another one from now on."""
+        at = next((i for i, worker in enumerate(self.workers) if worker.address == address), None)
+        if at is None or self.stopping:
+            return
+        gone, self.workers[at] = self.workers[at], self._handle(to, self.workers[at].configured_role)
+        await close_quietly(self._followers[at])
+        await gone.stop()
+        self._followers[at] = asyncio.create_task(follow(self.workers[at], self.index))
+        await self.workers[at].start()
+
+    def _handle(self, address: str, role: Role | None) -> WorkerHandle:
+        worker = self._make_handle(address)
+        worker.changed = self.changed
+        worker.configured_role = role
+        return worker
 
     def refuse(self) -> None:
         """Serve nothing more, and tell whoever waits: the router is about to stop."""
@@ -57,7 +75,7 @@ class WorkerPool:
             worker.fail_all(UnavailableError(STOPPING))
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        for task in (*self._followers, self._introducer):
             await close_quietly(task)
         await asyncio.gather(*(worker.stop() for worker in self.workers))
 

@@ -15,7 +15,6 @@ import yaml
 from pydantic import Field, ValidationError
 
 from router.rate_limit import Bucket
-from workers.config import Strict
 from workers.errors import (
     AuthenticationError,
     ConfigError,
@@ -24,6 +23,7 @@ from workers.errors import (
     PermissionDeniedError,
 )
 from workers.request import Terms
+from workers.strict import Strict
 
 logger = logging.getLogger(__name__)
 

@@ -191,6 +191,11 @@ class SimCluster:
         self.dead.remove(name)
         return await self.launch(name, port=int(self.workers[name].address.rsplit(":", 1)[1]))
 
+    async def replace_elsewhere(self, name: str) -> Worker:
+        """On another host, at another address, of which nobody is told."""
+        self.dead.remove(name)
+        return await self.launch(name)
+
     async def ask(self, prompt: Sequence[int], params: SamplingParams = GREEDY, request_id: str = "r") -> list[int]:
         """A whole answer. Raises what the router raises."""
         return tokens_of(await self.outputs(prompt, params, request_id))

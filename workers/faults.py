@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from protos import kv_transfer_pb2, worker_pb2
-from workers.config import Fault, FrameFault, Kill, PauseHeartbeat, RefuseReserve
 from workers.errors import OverloadedError
+from workers.fault_config import Fault, FrameFault, Kill, PauseHeartbeat, RefuseReserve
 from workers.kv_transfer.base import KVReceiver
 from workers.kv_transfer.frame import Buffer
 from workers.kv_transfer.kv_rows import KVRows

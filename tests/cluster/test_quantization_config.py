@@ -31,16 +31,16 @@ def test_roles_of_one_kind_are_equal(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("quantization: int5", "c.yaml: quantization: must be 'none', 'native', 'int8', 'int8_dynamic' or 'int4'"),
-        ("decode: {quantization: fp8}", "c.yaml: decode.quantization: must be 'none', 'native'"),
-        ("{quantization: native, device: cuda}", "c.yaml: quantization: native runs on device: cpu only so far"),
+        ("quantization: int5", "c.yaml:1: quantization: must be 'none', 'native', 'int8', 'int8_dynamic' or 'int4'"),
+        ("decode: {quantization: fp8}", "c.yaml:1: decode.quantization: must be 'none', 'native'"),
+        ("{quantization: native, device: cuda}", "c.yaml:1: quantization: native runs on device: cpu only so far"),
         (
             "prefill: {quantization: int8, tensor_parallel_size: 3}",
-            "c.yaml: prefill: quantization: int8 cannot be cut into tensor_parallel_size 3 parts",
+            "c.yaml:1: prefill: quantization: int8 cannot be cut into tensor_parallel_size 3 parts",
         ),
         (
             "{transfer: {resume: replicate}, decode: {quantization: native}}",
-            "c.yaml: transfer.resume: replicate keeps KV of prompts and answers as one, and prefill computes with "
+            "c.yaml:1: transfer.resume: replicate keeps KV of prompts and answers as one, and prefill computes with "
             "quantization none and decode with native",
         ),
     ],

@@ -32,11 +32,11 @@ decode: {kv_cache_dtype: fp8, block_size: 32}
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("decode: {block_size: 24}", "c.yaml: decode: block_size (24) must be a multiple of hash_block_size (16)"),
-        ("decode: {kv_cache_dtype: int4}", "c.yaml: decode.kv_cache_dtype: must be 'auto', 'float32'"),
-        ("tensor_parallel_size: 0", "c.yaml: tensor_parallel_size: must be at least 1, not 0"),
-        ("prefill: {tensor_parallel_size: two}", "c.yaml: prefill.tensor_parallel_size: must be a whole number"),
-        ("tensor_parallel: 2", "c.yaml: tensor_parallel: unknown key; did you mean tensor_parallel_size?"),
+        ("decode: {block_size: 24}", "c.yaml:1: decode: block_size (24) must be a multiple of hash_block_size (16)"),
+        ("decode: {kv_cache_dtype: int4}", "c.yaml:1: decode.kv_cache_dtype: must be 'auto', 'float32'"),
+        ("tensor_parallel_size: 0", "c.yaml:1: tensor_parallel_size: must be at least 1, not 0"),
+        ("prefill: {tensor_parallel_size: two}", "c.yaml:1: prefill.tensor_parallel_size: must be a whole number"),
+        ("tensor_parallel: 2", "c.yaml:1: tensor_parallel: unknown key; did you mean tensor_parallel_size?"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_by_its_key(text, says):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from cluster.config_file import packaged_configs
 from tests.conftest import SUMMARIES
 from tests.e2e.clusters import RealCluster, Running, up
 from tests.exact import Comparator
@@ -26,8 +27,9 @@ def one_p_one_d(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="session")
 def colocated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The packaged baseline, on the same resources."""
     cluster = RealCluster("e2e-colocated", tmp_path_factory.mktemp("home"))
-    with up(cluster, _CONFIG + "colocated: {replicas: 1}\n") as running:
+    with up(cluster, _CONFIG + packaged_configs()["colocated"]) as running:
         yield running
 
 

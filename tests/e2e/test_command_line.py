@@ -58,12 +58,14 @@ def test_status_shows_the_transport_that_prefill_uses_to_its_peer(one_p_one_d: R
     assert seen["prefill"]["peers"] == [decode | {"transport": "grpc", "checksum": True, "why": ""}]
 
 
-def test_the_colocated_cluster_has_one_worker_that_does_both(colocated: Running):
-    (worker,) = colocated.status().workers
-    assert (worker.stats.role, worker.stats.pid in colocated.cluster.processes()) == ("colocated", True)
+def test_the_colocated_cluster_has_as_many_workers_and_each_does_both(colocated: Running, one_p_one_d: Running):
+    workers, processes = colocated.status().workers, colocated.cluster.processes()
+    assert [(worker.stats.role, worker.stats.pid in processes) for worker in workers] == [("colocated", True)] * 2
+    blocks = [sum(worker.stats.blocks_total for worker in one.status().workers) for one in (colocated, one_p_one_d)]
+    assert blocks[0] == blocks[1]
     answer = colocated.cluster.kvferry("generate", "Hi", "--max-tokens", "4", "--name", colocated.cluster.name)
     assert (answer.returncode, answer.stderr, bool(answer.stdout.strip())) == (0, "", True)
-    assert worker.stats.kv_bytes_received == 0
+    assert [worker.stats.kv_bytes_received for worker in workers] == [0, 0]
 
 
 def busy_port(key: str) -> tuple[socket.socket, str]:
@@ -75,7 +77,7 @@ def busy_port(key: str) -> tuple[socket.socket, str]:
 REFUSED = {
     "unknown key": (QUIET + "max_num_seq: 4\n", "max_num_seq: unknown key; did you mean max_num_seqs?"),
     "wrong type": (QUIET + "block_size: big\n", "block_size: must be a whole number, not 'big'"),
-    "no YAML": (QUIET + "model: [\n", "not valid YAML: line "),
+    "no YAML": (QUIET + "model: [\n", "not valid YAML: "),
     "missing model": (QUIET + "model: /nowhere/m.gguf\n", "no such model: /nowhere/m.gguf does not exist"),
     "missing package": (
         QUIET + "model: package:llm_nowhere\n",

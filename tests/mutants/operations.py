@@ -8,6 +8,8 @@ AVAILABLE = "workers/kv_transfer/available.py"
 TRANSPORTS = "workers/kv_transfer/transports.py"
 CHOICE_TESTS = "tests/workers/kv_transfer/test_choice_of_transport.py"
 REGISTRATION_TESTS = "tests/router/test_registration.py"
+BASELINE_TESTS = "tests/cluster/test_baseline.py"
+BAD_CONFIG_TESTS = "tests/cluster/test_bad_configs.py"
 READINESS_TESTS = "tests/router/test_readiness.py"
 
 OPERATIONS = (
@@ -92,5 +94,49 @@ OPERATIONS = (
         "if name in answer.transports:",
         "if True:",
         (f"{CHOICE_TESTS}::test_two_that_have_none_in_common_are_refused_by_name",),
+    ),
+    Mutant(
+        "the colocated baseline has as many workers, cores and blocks",
+        "E11",
+        "cluster/configs/colocated.yaml",
+        "colocated:\n  replicas: 2",
+        "colocated:\n  replicas: 1",
+        (f"{BASELINE_TESTS}::test_the_baseline_has_the_resources_of_the_default",),
+    ),
+    Mutant(
+        "what cannot start is refused before anything is started",
+        "",
+        "cluster/up.py",
+        "    report.require_none()\n",
+        "",
+        (f"{BAD_CONFIG_TESTS}::test_each_is_refused_in_one_line_that_names_the_key_and_nothing_is_started",),
+    ),
+    Mutant(
+        "a worker that comes back on another node is watched there",
+        "-",
+        "router/pool.py",
+        "        await self.workers[at].start()",
+        "        pass",
+        ("tests/router/test_moved_workers.py::test_a_stream_that_lost_its_only_worker_goes_on_where_that_comes_back",),
+    ),
+    Mutant(
+        "what a worker on another node has cached is followed there",
+        "-",
+        "router/pool.py",
+        "        self._followers[at] = asyncio.create_task(follow(self.workers[at], self.index))\n",
+        "",
+        ("tests/router/test_moved_workers.py::test_what_a_moved_worker_has_cached_is_known_again_and_the_rest_stays",),
+    ),
+    Mutant(
+        "places are refused where no Ray is joined",
+        "-",
+        "cluster/config.py",
+        "self.address is None and (problem := misplaced(kinds))",
+        "(problem := '')",
+        (
+            "tests/cluster/test_placement.py"
+            "::test_places_that_cannot_be_are_refused[router: {resources: {door: 1}}-router.resources chooses among "
+            "the nodes of a running Ray: set address]",
+        ),
     ),
 )

@@ -51,4 +51,5 @@ SCENARIOS = {
     "E7": "A worker of another role than configured gets no requests, and is shown with the reason.",
     "E8": "What a router knows of caches is bounded, and only what lives counts.",
     "E10": "The first token goes out as soon as prefill has it, whatever the hand-off does.",
+    "E11": "A colocated baseline on the same resources is one command away.",
 }

@@ -28,7 +28,8 @@ def functions_in(file: str) -> set[str]:
 def test_each_defence_is_where_the_table_says_and_its_tests_exist(mutant):
     source = source_of(mutant.file)
     assert source.count(mutant.snippet) == 1
-    ast.parse(source.replace(mutant.snippet, mutant.replacement))
+    if mutant.file.endswith(".py"):
+        ast.parse(source.replace(mutant.snippet, mutant.replacement))
     assert mutant.tests
     for test in mutant.tests:
         file, _, name = test.partition("::")

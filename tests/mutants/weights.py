@@ -9,7 +9,7 @@ LINEAR_TESTS = "tests/workers/layers/test_quantised_linear.py"
 UNEQUAL_TESTS = "tests/workers/test_unequal_weights.py"
 ROLE_TESTS = "tests/router/test_unequal_roles.py"
 MODEL_TESTS = "tests/router/test_unequal_models.py"
-CHECK_TESTS = "tests/cluster/test_config_check.py"
+CHECK_TESTS = "tests/cluster/test_caveats.py"
 CONFIG_TESTS = "tests/cluster/test_quantization_config.py"
 
 WEIGHTS = (
@@ -124,7 +124,7 @@ WEIGHTS = (
     Mutant(
         "weights that a checkpoint does not have are refused",
         "E2",
-        "workers/models/weights.py",
+        "workers/models/stored.py",
         'if quantization == "native" and',
         "if False and",
         (f"{CHECK_TESTS}::test_weights_that_cannot_be_kept_so_are_refused_by_the_command_and_by_a_worker[native]",),

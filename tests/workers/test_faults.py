@@ -14,8 +14,8 @@ from cluster.sim.loop import run
 from tests.factories import GREEDY, SEEDED, SimCluster, prompt_of, sim_cluster
 from tests.fake_model import expected_tokens
 from tests.workers.kv_transfer.unsent import whole
-from workers.config import Fault
 from workers.errors import FrameError, OverloadedError
+from workers.fault_config import Fault
 from workers.faults import Faults, FaultyReceiver
 from workers.kv_transfer.frame import Buffer
 from workers.kv_transfer.kv_rows import KVRows

@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from workers.config import CacheConfig
 from workers.engine.executor import Buffer
 from workers.errors import ConfigError, FrameError
 from workers.kv_transfer.kv_rows import KVRows, flat_rows, split_rows
@@ -167,21 +166,3 @@ def _require_memory(num_bytes: int) -> None:
             "lower kv_cache_memory_bytes or num_gpu_blocks_override",
             param="kv_cache_memory_bytes",
         )
-
-
-def num_pool_blocks(config: CacheConfig, token_bytes: int, max_model_len: int) -> int:
-    """Blocks of the pool, for KV of so many bytes a token. ConfigError when they cannot hold one request of
-    max_model_len tokens."""
-    block_bytes = token_bytes * config.block_size
-    num_blocks = config.num_gpu_blocks_override or config.kv_cache_memory_bytes // block_bytes
-    needed = -(-max_model_len // config.block_size)
-    if num_blocks >= needed:
-        return num_blocks
-    key, least = "kv_cache_memory_bytes", needed * block_bytes
-    if config.num_gpu_blocks_override:
-        key, least = "num_gpu_blocks_override", needed
-    raise ConfigError(
-        f"the KV pool's {num_blocks} blocks hold {num_blocks * config.block_size} tokens, fewer than one request of "
-        f"max_model_len {max_model_len}; raise {key} to {least} or lower max_model_len",
-        param=key,
-    )

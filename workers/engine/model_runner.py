@@ -17,8 +17,9 @@ from workers.config import EngineConfig, Quantization
 from workers.engine.batch import StepBatch, build_batch
 from workers.engine.executor import Buffer, SampledToken, StepResult
 from workers.engine.grammar import Allowed, Grammars
-from workers.engine.kv_pool import KVPool, num_pool_blocks
+from workers.engine.kv_pool import KVPool
 from workers.engine.scheduler import SchedulerOutput
+from workers.engine.sizes import compute_dtype, kv_cache_dtype, max_model_len, num_pool_blocks
 from workers.errors import ConfigError, KVFerryError
 from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.slots import Slots
@@ -27,9 +28,10 @@ from workers.layers.logprobs import first_of_top, token_logprobs
 from workers.layers.ranks import ALONE, Ranks
 from workers.layers.sampler import sample
 from workers.models.architecture import ArchitectureConfig, read_architecture
-from workers.models.loader import load_model, open_weights, weight_files
+from workers.models.loader import load_model, open_weights
 from workers.models.resolve import resolve_model
 from workers.models.shard import kv_heads_of, require_divisible
+from workers.models.stored import weight_files
 from workers.models.weights import Weights
 from workers.request import TokenLogprobs
 from workers.tokenizer import load_tokenizer
@@ -60,7 +62,7 @@ class ModelRunner:
         weights = open_weights(path, architecture)
         weights.require_quantisable(config.quantization)
         dtype = _dtype(config, config.quantization, weights)
-        self.max_model_len = _max_model_len(config, architecture)
+        self.max_model_len = max_model_len(config, architecture)
         self.eos_token_ids = architecture.eos_token_ids
         self.layout = KVLayout(
             fingerprint=_fingerprint(config, architecture, weights, path),
@@ -68,7 +70,7 @@ class ModelRunner:
             num_kv_heads=architecture.num_kv_heads,
             head_dim=architecture.head_dim,
             block_size=config.block_size,
-            dtype=_kv_cache_dtype(config, dtype, architecture),
+            dtype=kv_cache_dtype(config, _DTYPE_NAMES[dtype], architecture),
         )
         self.kv_heads = kv_heads_of(architecture.num_kv_heads, ranks.rank, ranks.size)
         own = replace(self.layout, num_kv_heads=len(self.kv_heads))
@@ -163,34 +165,7 @@ def _device(config: EngineConfig, ranks: Ranks) -> torch.device:
 
 
 def _dtype(config: EngineConfig, quantization: Quantization, weights: Weights) -> torch.dtype:
-    if config.dtype != "auto":
-        return _DTYPES[config.dtype]
-    if quantization != "none":
-        return torch.bfloat16
-    return torch.float32 if config.device == "cpu" else weights.dtype
-
-
-def _kv_cache_dtype(config: EngineConfig, dtype: torch.dtype, architecture: ArchitectureConfig) -> str:
-    if config.kv_cache_dtype == "auto":
-        return _DTYPE_NAMES[dtype]
-    if config.kv_cache_dtype == "float8_e4m3" and architecture.head_dim % 4:
-        raise ConfigError(
-            f"kv_cache_dtype: fp8 needs heads of a multiple of 4 numbers; this model's have {architecture.head_dim}: "
-            "use bf16",
-            param="kv_cache_dtype",
-        )
-    return config.kv_cache_dtype
-
-
-def _max_model_len(config: EngineConfig, architecture: ArchitectureConfig) -> int:
-    limit = architecture.max_position_embeddings
-    if config.max_model_len is not None and config.max_model_len > limit:
-        raise ConfigError(
-            f"max_model_len {config.max_model_len} exceeds the {limit} tokens that the checkpoint was made for; "
-            f"set it to {limit} or less",
-            param="max_model_len",
-        )
-    return config.max_model_len or limit
+    return _DTYPES[compute_dtype(config, quantization, _DTYPE_NAMES[weights.dtype])]
 
 
 def _fingerprint(config: EngineConfig, architecture: ArchitectureConfig, weights: Weights, path: Path) -> str:

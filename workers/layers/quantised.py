@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-# Columns that share a scale: GGUF's block, and the only group here.
-GROUP = 32
+from workers.config import QUANTIZATION_GROUP
+
+# Columns that share a scale: the only group here.
+GROUP = QUANTIZATION_GROUP
 _INT8_MAX = 127
 # In the place of a scale of 0, whose codes are 0.
 _TINY = torch.finfo(torch.float32).tiny

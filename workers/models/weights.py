@@ -11,7 +11,8 @@ import torch
 
 from workers.config import Quantization
 from workers.errors import ConfigError
-from workers.layers.quantised import GROUP, GroupedMatrix
+from workers.layers.quantised import GroupedMatrix
+from workers.models.stored import Stored, require_quantisable
 
 
 @dataclass(frozen=True)
@@ -51,20 +52,8 @@ class Weights:
 
     def require_quantisable(self, quantization: Quantization) -> None:
         """Raise ConfigError when matrices cannot be kept as `quantization` says."""
-        matrices = {name: stored for name, stored in self._stored.items() if len(stored.shape) > 1}
-        if quantization == "native" and all(stored.bits is None for stored in matrices.values()):
-            raise ConfigError(
-                f"quantization: native keeps a checkpoint's own bits, GGUF's Q4_0, Q4_1 or Q8_0, and {self.path} has "
-                "none of these; set int8, int8_dynamic or int4, or none",
-                param="quantization",
-            )
-        odd = next((name for name, stored in matrices.items() if stored.shape[-1] % GROUP), None)
-        if quantization == "int4" and odd:
-            raise ConfigError(
-                f"quantization: int4 has a scale for {GROUP} columns, and {odd} of {self.path} has "
-                f"{matrices[odd].shape[-1]}; set int8",
-                param="quantization",
-            )
+        stored = [Stored(name, tensor.shape, "", tensor.bits) for name, tensor in self._stored.items()]
+        require_quantisable(quantization, stored, self.path)
 
     def take_groups(self, name: str, shape: tuple[int, int]) -> GroupedMatrix:
         """Tensor `name` in its own bits."""

@@ -9,8 +9,8 @@ from cluster.sim.loop import run
 from tests.factories import make_config
 from tests.fake_model import HashRunner
 from tests.pooled_model import PooledRunner
-from workers.config import FrameFault
 from workers.errors import FrameError
+from workers.fault_config import FrameFault
 from workers.faults import Faults, FaultyReceiver
 from workers.kv_transfer.frame import Buffer, Digest, Frame, UnsentFrame, decode
 from workers.kv_transfer.incoming import write_frame
