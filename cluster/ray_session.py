@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import ray
@@ -15,7 +15,7 @@ import ray.util
 from cluster import private_ray
 from cluster.guard import Guard
 from cluster.ports import require_listener
-from workers.errors import ConfigError
+from workers.errors import ConfigError, KVFerryError
 
 STOPPED = "stopped before it was ready"
 _STOP_TIMEOUT_S = 5.0
@@ -48,6 +48,20 @@ class RaySession:
                 self.watch_descendants()
                 os._exit(1)
         started.result()
+
+    @contextmanager
+    def required(self) -> Iterator[None]:
+        """Whatever fails inside because Ray is gone is a KVFerryError that says so."""
+        try:
+            yield
+        except Exception as exc:
+            if self.there:
+                raise
+            raise KVFerryError(f"Ray at {self._address or 'this machine'} is gone, and with it this cluster") from exc
+
+    @property
+    def there(self) -> bool:
+        return bool(ray.is_initialized())
 
     def watch_descendants(self) -> None:
         """Of a private Ray: the processes that are there by now end with this one, even a killed one."""
