@@ -31,6 +31,7 @@ class RaySession:
         self._stopped = stopped
         self._cleanup = ExitStack()
         self._guard: Guard | None = None
+        self._gone = False
 
     def start(self, say: Callable[[str], None]) -> None:
         """Raises KVFerryError. Ray's own signal handlers may be in place afterwards."""
@@ -55,13 +56,15 @@ class RaySession:
         try:
             yield
         except Exception as exc:
-            if self.there:
+            # A client that was cut off is told so by its first call, before it knows itself.
+            if self.there and not isinstance(exc, ConnectionError):
                 raise
+            self._gone = True
             raise KVFerryError(f"Ray at {self._address or 'this machine'} is gone, and with it this cluster") from exc
 
     @property
     def there(self) -> bool:
-        return bool(ray.is_initialized())
+        return not self._gone and bool(ray.is_initialized())
 
     def watch_descendants(self) -> None:
         """Of a private Ray: the processes that are there by now end with this one, even a killed one."""
