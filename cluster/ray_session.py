@@ -57,7 +57,7 @@ class RaySession:
             yield
         except Exception as exc:
             # A client that was cut off is told so by its first call, before it knows itself.
-            if self.there and not isinstance(exc, ConnectionError):
+            if not isinstance(exc, ConnectionError) and self.there:
                 raise
             self._gone = True
             raise KVFerryError(f"Ray at {self._address or 'this machine'} is gone, and with it this cluster") from exc
@@ -73,7 +73,8 @@ class RaySession:
 
     def stop(self) -> None:
         """Harmless when done already."""
-        ray.shutdown()
+        if not self._gone:
+            ray.shutdown()
         self._cleanup.close()
 
     def _init(self) -> None:
@@ -87,7 +88,9 @@ class RaySession:
         try:
             ray.init(address, **self._driver())
         except (ConnectionError, RuntimeError, ValueError) as exc:
-            reason = str(exc).splitlines()[0]
+            # Where a traceback follows, its last line says why.
+            lines = str(exc).strip().split("\n")
+            reason = " ".join(dict.fromkeys((lines[0], lines[-1])))
             raise ConfigError(f"address: cannot join Ray at {address}: {reason}", param="address") from None
         if ray.util.list_named_actors():
             raise ConfigError(f"a cluster named {self._name} runs in this Ray already: give yours another name")
