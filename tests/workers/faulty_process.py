@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from tests.factories import make_worker
-from workers.config import Kill
+from workers.fault_config import Kill
 from workers.rpc import GrpcNetwork
 
 

@@ -9,7 +9,7 @@ import pytest
 from cluster.sim.loop import run
 from tests.factories import SEEDED, SimCluster, prompt_of, sim_cluster
 from tests.fake_model import expected_tokens
-from workers.config import Kill
+from workers.fault_config import Kill
 
 NUM_TOKENS = 20
 PROMPT = prompt_of(NUM_TOKENS)
