@@ -77,9 +77,9 @@ class Jobs:
         """The database need not be there."""
         sweep_s = min(_SWEEP_S, self._config.ttl_s / 2)
         self._loops = [
-            asyncio.create_task(self._claim()),
-            asyncio.create_task(self._again(self._renew, self._config.lease_s / _RENEWALS)),
-            asyncio.create_task(self._again(self._queue.sweep, sweep_s)),
+            asyncio.create_task(_for_ever(self._claim)),
+            asyncio.create_task(_for_ever(partial(self._later, self._renew, self._config.lease_s / _RENEWALS))),
+            asyncio.create_task(_for_ever(partial(self._later, self._queue.sweep, sweep_s))),
         ]
 
     async def stop(self) -> None:
@@ -102,14 +102,13 @@ class Jobs:
                 task.cancel()
 
     async def _claim(self) -> None:
-        while True:
-            self._woken.clear()
-            room = self._config.max_in_flight - len(self._running)
-            claims = await self._surely(partial(self._queue.claim, room)) if room else []
-            for claim in claims:
-                self._begin(claim)
-            if len(claims) < room or not room:
-                await self._wait()
+        self._woken.clear()
+        room = self._config.max_in_flight - len(self._running)
+        claims = await self._surely(partial(self._queue.claim, room)) if room else []
+        for claim in claims:
+            self._begin(claim)
+        if len(claims) < room or not room:
+            await self._wait()
 
     def _begin(self, claim: Claim) -> None:
         # A lease that was lost may be claimed again while the old task still ends.
@@ -175,10 +174,9 @@ class Jobs:
             if task := self._running.get(key):
                 task.cancel()
 
-    async def _again(self, work: Callable[[], Awaitable[None]], period_s: float) -> None:
-        while True:
-            await asyncio.sleep(period_s)
-            await self._surely(work)
+    async def _later(self, work: Callable[[], Awaitable[None]], wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        await self._surely(work)
 
     async def _surely(self, work: Callable[[], Awaitable[T]]) -> T:
         """Until the database has done it."""
@@ -199,3 +197,13 @@ class Jobs:
                 await asyncio.sleep(_GATHER_S)
         except TimeoutError:
             pass
+
+
+async def _for_ever(turn: Callable[[], Awaitable[None]]) -> None:
+    """One turn after the other. A bug ends that turn only: no request shows that jobs stand still."""
+    while True:
+        try:
+            await turn()
+        except Exception:
+            logger.exception("jobs: a bug; goes on")
+            await asyncio.sleep(_LOOK_AGAIN_S)

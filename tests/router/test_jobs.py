@@ -9,6 +9,8 @@ import grpc
 import pytest
 
 from protos import router_pb2 as pb
+from router.jobs.queue import JobQueue
+from router.jobs.records import Claim
 from router.text import seed_of
 from tests.router.jobs import EchoRouter, jobs_config, open_router, serving_jobs, token_of
 from tests.router.scripted import smollm
@@ -85,6 +87,26 @@ def test_what_is_not_the_prompts_fault_is_tried_again(tmp_path):
             (result,) = await served.results(job.job_id)
             assert not result.HasField("error")
         assert len(router.calls) == 4
+
+    asyncio.run(run())
+
+
+def test_a_bug_in_one_turn_does_not_leave_jobs_standing(tmp_path, monkeypatch):
+    claim, num_bugs = JobQueue.claim, 0
+
+    async def buggy(queue: JobQueue, room: int) -> list[Claim]:
+        nonlocal num_bugs
+        num_bugs += 1
+        return list(await claim(queue, room if num_bugs > 2 else 1 // 0))
+
+    monkeypatch.setattr(JobQueue, "claim", buggy)
+
+    async def run() -> None:
+        async with serving_jobs(open_router(), jobs_config(tmp_path)) as served:
+            job = await served.submit(["one"])
+            (result,) = await served.results(job.job_id)
+            assert not result.HasField("error")
+        assert num_bugs > 2
 
     asyncio.run(run())
 
