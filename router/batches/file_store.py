@@ -11,7 +11,7 @@ from functools import partial
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session, defer
 
-from router.jobs.database import Database
+from router.jobs.database import Database, one_at_a_time
 from router.jobs.end import drop_answers
 from router.jobs.pages import page_of
 from router.jobs.room import ROW_BYTES
@@ -111,6 +111,7 @@ class FileStore:
 
 
 def _require_room(session: Session, tenant: str, num_bytes: int, quota_bytes: int) -> None:
+    one_at_a_time(session, tenant)
     # What shows a job's answers is no copy.
     uploaded = select(func.sum(FileRow.num_bytes + ROW_BYTES)).where(
         FileRow.tenant == tenant, FileRow.job_key.is_(None)

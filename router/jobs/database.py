@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, func, inspect, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.schema import CreateColumn
@@ -27,6 +27,8 @@ _CONNECT_TIMEOUT_S = 5
 _LOCK_TIMEOUT_S = 5
 # Any number: who makes the tables holds this lock of PostgreSQL.
 _SCHEMA_LOCK = 7_310_583
+# As well: its first half, with a tenant's number, is held by who adds to what that tenant keeps.
+_TENANT_LOCK = 7_310_584
 # Of a transaction that another one was in the way of.
 _MAX_TRIES = 3
 _IN_THE_WAY = ("40001", "40P01")
@@ -92,6 +94,12 @@ class Database:
         reason = next((reason for words, reason in _REASONS if words in said), f"does not answer ({said[:200]})")
         logger.warning("jobs: %s: %s", type(exc).__name__, said)
         return UnavailableError(f"the database of jobs (jobs.url: {self._url.render_as_string()}) {reason}")
+
+
+def one_at_a_time(session: Session, tenant: str) -> None:
+    """Let nobody else who asks for it add to what `tenant` keeps until this transaction ends. SQLite has one writer."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(_TENANT_LOCK, func.hashtext(tenant))))
 
 
 def _add_columns(connection: Connection) -> None:

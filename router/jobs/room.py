@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from router.jobs.database import one_at_a_time
 from router.jobs.tables import JobRow
 from workers.errors import InvalidRequestError
 
@@ -32,7 +33,8 @@ def has_room_for(session: Session, tenant: str, num_bytes: int, max_bytes: int) 
 
 
 def require_room(session: Session, tenant: str, num_bytes: int, max_bytes: int, param: str) -> None:
-    """Raises InvalidRequestError."""
+    """Until the transaction ends. Raises InvalidRequestError."""
+    one_at_a_time(session, tenant)
     if not has_room_for(session, tenant, num_bytes, max_bytes):
         raise no_room_error(
             f"your jobs take {_num_bytes(session, tenant)} bytes, and {num_bytes} more are over", max_bytes, param

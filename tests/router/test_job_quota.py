@@ -47,6 +47,24 @@ def test_a_tenants_jobs_have_room_for_so_much_and_each_tenant_has_its_own(url):
     asyncio.run(run())
 
 
+def test_jobs_and_files_that_come_to_many_routers_at_once_are_no_more_than_have_room(url):
+    async def run() -> None:
+        async with shared(url, max_tenant_job_bytes=5000) as at:
+            stores = [at.store() for _ in range(8)]
+            await asyncio.gather(*(store.get("", "none") for store in stores), return_exceptions=True)  # Connected.
+            added = (store.add(big(3, f"job {i}")) for i, store in enumerate(stores))
+            refused = [
+                one for one in await asyncio.gather(*added, return_exceptions=True) if isinstance(one, Exception)
+            ]
+            assert [type(one) for one in refused] == [InvalidRequestError] * 7
+            files = [FileStore(database, TTL_S, 5000) for database in at.databases]
+            kept = (store.add("", "batch", "f", bytes(3000)) for store in files)
+            refused = [one for one in await asyncio.gather(*kept, return_exceptions=True) if isinstance(one, Exception)]
+            assert [type(one) for one in refused] == [InvalidRequestError] * 7
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("freed_by", ["delete", "cancel", "ttl"])
 def test_room_comes_back(url, freed_by):
     async def run() -> None:
