@@ -50,9 +50,9 @@ class PatientProtocol(HttpProtocol):
         super().resume_writing()
         self._forget_reader()
 
-    def send_400_response(self, msg: str) -> None:
+    def refuse(self, reason: str) -> None:
         """In the shape of every other error."""
-        body = json.dumps(error_object(f"{msg.rstrip('.')}; send HTTP/1.1", "invalid_request_error"))
+        body = json.dumps(error_object(f"{reason.rstrip('.')}; send HTTP/1.1", "invalid_request_error"))
         head = ("HTTP/1.1 400 Bad Request", "content-type: application/json", f"content-length: {len(body)}")
         self.transport.write("\r\n".join((*head, "connection: close", "", body)).encode())
         self.transport.close()

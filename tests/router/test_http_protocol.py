@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from router.http.protocol import MAX_HEAD_BYTES
 from tests.router.scripted import ScriptedRouter, words
 from tests.router.serving import serving
+from tests.router.test_slow_readers import GET, listening
 
 BODY = b'{"prompt": "Hi", "max_tokens": 1}'
 
@@ -61,5 +63,40 @@ def test_heads_within_the_limit_and_bodies_above_it_are_read_however_they_are_cu
             for size in (len(whole), 5000, 1000):
                 parts = [whole[at : at + size] for at in range(0, len(whole), size)]
                 assert (await answer_to(server.http_port, parts)).startswith(b"HTTP/1.1 200")
+
+    asyncio.run(main())
+
+
+class TwoPieces:
+    """Answers in two pieces, the second when it is told to."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        await self.go_on.wait()
+        await send({"type": "http.response.body", "body": b"two"})
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"no HTTP\r\n\r\n", GET + b"no HTTP\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + bytes(99_000)]
+)
+def test_what_comes_after_a_request_does_not_get_into_the_middle_of_its_answer(garbage):
+    async def main() -> None:
+        app = TwoPieces()
+        async with listening(app, timeout_s=10) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GET)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"transfer-encoding: chunked" in head
+            for _ in range(20):
+                writer.write(garbage)
+                await asyncio.sleep(0.005)
+            app.go_on.set()
+            async with asyncio.timeout(5):
+                assert await reader.read() == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+            writer.close()
 
     asyncio.run(main())

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.http.patience import PatientProtocol
 
@@ -42,7 +42,7 @@ class Talker:
 
 
 @asynccontextmanager
-async def listening(app: Talker, timeout_s: float) -> AsyncIterator[int]:
+async def listening(app: ASGIApp, timeout_s: float) -> AsyncIterator[int]:
     protocol = cast(Any, functools.partial(PatientProtocol, timeout_s=timeout_s))
     config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)
     config.load()
