@@ -75,13 +75,13 @@ def examine(config: ClusterConfig, find_model: Callable[[str], Path | None], wit
             check_url(config.jobs.url)
     with report.noting():
         workers = worker_configs(config)
+        report.caveats += caveats(config)
         if config.address is None:
             if with_torch or config.transfer.transport not in _BY_TORCH:
                 _look_at_transports(config, workers, report)
             _look_here(config, workers, find_model, report)
         else:
             _look_at_ray(config.address, report)
-    report.caveats += caveats(config)
     return report
 
 
@@ -151,13 +151,19 @@ def _footprint(
 
 def _look_at_memory(workers: Sequence[WorkerConfig], num_routers: int, report: Report) -> None:
     """That of this host for workers on CPUs and all processes, that of each GPU for what it is dealt."""
-    on_host = sum(
-        report.footprints[w.name].num_bytes for w in workers if w.device == "cpu" and w.name in report.footprints
-    )
+    on_cpu = [worker for worker in workers if worker.device == "cpu" and worker.name in report.footprints]
+    weights = {_kept(worker): report.footprints[worker.name].weight_bytes for worker in on_cpu}
+    on_host = sum(weights.values()) + sum(report.footprints[worker.name].kv_bytes for worker in on_cpu)
     ranks = sum(worker.tensor_parallel_size for worker in workers)
     _compare("this host", on_host + ranks * _WORKER_BYTES + num_routers * _ROUTER_BYTES, host_memory(), report)
     if on_gpus := [worker for worker in workers if worker.device == "cuda"]:
         _look_at_gpus(on_gpus, report)
+
+
+def _kept(worker: WorkerConfig) -> tuple[str, ...]:
+    """Workers with equal ones keep their weights together (workers/models/shared_weights.py)."""
+    kept = (worker.dtype, worker.quantization)
+    return kept if worker.tensor_parallel_size == 1 else (*kept, worker.name)
 
 
 def _look_at_gpus(workers: Sequence[WorkerConfig], report: Report) -> None:

@@ -21,3 +21,10 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_FROM_HEAP_BYTES)
+
+
+def give_back_freed_memory() -> None:
+    """To the kernel, now: so much was freed that will not be used again."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

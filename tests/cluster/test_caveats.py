@@ -27,9 +27,15 @@ UNEQUAL_SAYS = (
 )
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no cluster runs."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
 def check(capsys: pytest.CaptureFixture[str], folder: Path, text: str) -> tuple[int, list[str], str]:
     config = folder / "c.yaml"
-    config.write_text(f"router: {{port: 0, grpc_port: 0}}\n{text}")
+    config.write_text(f"router: {{http_port: 0, grpc_port: 0}}\n{text}")
     code = run(["config", "check", str(config)])
     out, err = capsys.readouterr()
     return code, out.splitlines(), err

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from workers.models.architecture import ArchitectureConfig, read_architecture
 from workers.models.loader import load_model, open_weights
 from workers.models.resolve import resolve_model
 from workers.models.shard import kv_heads_of, require_divisible
+from workers.models.shared_weights import once_per_host
 from workers.models.stored import weight_files
 from workers.models.weights import Weights
 from workers.request import TokenLogprobs
@@ -75,7 +77,9 @@ class ModelRunner:
         self.kv_heads = kv_heads_of(architecture.num_kv_heads, ranks.rank, ranks.size)
         own = replace(self.layout, num_kv_heads=len(self.kv_heads))
         self.num_blocks = num_pool_blocks(config, own.token_bytes * ranks.size, self.max_model_len)
-        self._model = load_model(architecture, weights, dtype, device, ranks, config.quantization)
+        build = partial(load_model, architecture, weights, dtype, device, ranks, config.quantization)
+        is_shared = device.type == "cpu" and ranks.size == 1
+        self._model = once_per_host(_model_key(config, architecture, dtype, path), build) if is_shared else build()
         self.kernels = self._model.kernels
         self._pool = KVPool(own, self.num_blocks, device, share_pool)
         self.host_pool = self._pool if device.type == "cpu" and ranks.size == 1 else None
@@ -166,6 +170,17 @@ def _device(config: EngineConfig, ranks: Ranks) -> torch.device:
 
 def _dtype(config: EngineConfig, quantization: Quantization, weights: Weights) -> torch.dtype:
     return _DTYPES[compute_dtype(config, quantization, _DTYPE_NAMES[weights.dtype])]
+
+
+def _model_key(config: EngineConfig, architecture: ArchitectureConfig, dtype: torch.dtype, path: Path) -> str:
+    """Equal for models on one host that are the same in memory."""
+    files = [(str(file.resolve()), *_version(file)) for file in weight_files(path)]
+    return repr((files, vars(architecture), str(dtype), config.quantization, compiled.kind(dtype)))
+
+
+def _version(file: Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _fingerprint(config: EngineConfig, architecture: ArchitectureConfig, weights: Weights, path: Path) -> str:
