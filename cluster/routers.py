@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from workers.backoff import pause_s
-from workers.errors import ConfigError, KVFerryError, UnavailableError
+from workers.errors import ConfigError, DeadlineError, KVFerryError, UnavailableError
 from workers.rpc import ACCEPTED_KEY, error_from_rpc
 
 # A router that died is started anew within a few seconds, and one that fell silent is replaced after ten.
@@ -59,7 +59,7 @@ class Routers:
     def error(self, exc: grpc.RpcError, at: int) -> KVFerryError:
         """The typed error behind a failed call."""
         assert isinstance(exc, (grpc.Call, grpc.aio.AioRpcError))
-        self.heard = self.heard or ACCEPTED_KEY in dict(exc.initial_metadata() or ())
+        self.heard = self.heard or was_accepted(exc)
         error = error_from_rpc(exc)
         if "kvferry-error" in dict(exc.trailing_metadata() or ()):
             self.heard = True
@@ -67,6 +67,12 @@ class Routers:
             reason = "start one with `kvferry up`, or give its target"
             return UnavailableError(f"no router answers at {self.addresses[at]}; {reason}")
         return error
+
+
+def was_accepted(exc: grpc.RpcError) -> bool:
+    """Whether a router had the request."""
+    assert isinstance(exc, (grpc.Call, grpc.aio.AioRpcError))
+    return ACCEPTED_KEY in dict(exc.initial_metadata() or ())
 
 
 def closed_error() -> UnavailableError:
@@ -99,6 +105,8 @@ class Patience:
         self._rounds = rounds
         self._give_up_s: float | None = None
         self._num_failed = 0
+        # Why the last try came to no router.
+        self._unreached: UnavailableError | None = None
         # Where to ask.
         self.at = routers.current
 
@@ -108,13 +116,17 @@ class Patience:
     def heard(self) -> None:
         """A router answers."""
         self._routers.heard = True
-        self._give_up_s, self._num_failed = None, 0
+        self._give_up_s, self._num_failed, self._unreached = None, 0, None
 
     def pause_s(self, exc: grpc.RpcError) -> float:
         """How long to wait before asking again. Raises the error if that would be of no use, or has been for long."""
         error, now_s = self._routers.error(exc, self.at), self._clock()
+        if isinstance(error, DeadlineError) and self._unreached is not None and not was_accepted(exc):
+            # The time ran out within yet another try.
+            raise self._unreached from None
         if not isinstance(error, UnavailableError):
             raise error from None
+        self._unreached = error
         self._routers.leave(self.at)
         self.at = self._routers.current
         if self._give_up_s is None:

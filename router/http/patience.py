@@ -6,13 +6,11 @@ Bodies have their time in edge.py.
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from router.http.protocol import HttpProtocol
-from router.openai.wire import error_object
 
 
 class PatientProtocol(HttpProtocol):
@@ -49,13 +47,6 @@ class PatientProtocol(HttpProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._forget_reader()
-
-    def refuse(self, reason: str) -> None:
-        """In the shape of every other error."""
-        body = json.dumps(error_object(f"{reason.rstrip('.')}; send HTTP/1.1", "invalid_request_error"))
-        head = ("HTTP/1.1 400 Bad Request", "content-type: application/json", f"content-length: {len(body)}")
-        self.transport.write("\r\n".join((*head, "connection: close", "", body)).encode())
-        self.transport.close()
 
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(self._timeout_s, self.transport.close)

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 
 from cluster.client import Client
+from cluster.routers import Patience, Routers
 from protos import router_pb2 as pb
 from protos import worker_pb2
 from tests.cluster.fake_router import WORDS, FakeRouter, serving
 from tests.cluster.test_client import both, run
-from workers.errors import KVFerryError, UnavailableError
+from workers.errors import DeadlineError, KVFerryError, UnavailableError
 from workers.rpc import ACCEPTED_KEY
 
 SEED = 2**64 - 1
@@ -96,3 +98,24 @@ def test_a_client_that_has_met_its_router_waits_for_it_as_long_as_it_may():
     with client, pytest.raises(UnavailableError, match="no router answers"):
         client.generate("hi", timeout_s=1.0)
     assert 0.2 < time.monotonic() - began_s < 2.0
+
+
+def failed(status: grpc.StatusCode, *accepted: tuple[str, str]) -> grpc.aio.AioRpcError:
+    """A call that came to no router, or to one that `accepted` it and has not answered."""
+    return grpc.aio.AioRpcError(status, grpc.aio.Metadata(*accepted), grpc.aio.Metadata())
+
+
+def test_time_that_runs_out_within_another_try_does_not_hide_that_no_router_answers():
+    routers = Routers("127.0.0.1:1")
+    routers.heard = True
+    gone, late = failed(grpc.StatusCode.UNAVAILABLE), failed(grpc.StatusCode.DEADLINE_EXCEEDED)
+    patience = Patience(routers, "key", 10.0)
+    patience.pause_s(gone)
+    with pytest.raises(UnavailableError, match="no router answers"):
+        patience.pause_s(late)
+    # A router that had it, or was heard since, is what was too slow.
+    with pytest.raises(DeadlineError):
+        patience.pause_s(failed(grpc.StatusCode.DEADLINE_EXCEEDED, (ACCEPTED_KEY, "1")))
+    patience.heard()
+    with pytest.raises(DeadlineError):
+        patience.pause_s(late)
