@@ -16,8 +16,6 @@ Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Role = Literal["prefill", "decode", "colocated"]
 Quantization = Literal["none", "native", "int8", "int8_dynamic", "int4"]
-# Columns that share a scale, in 4 bits: GGUF's block.
-QUANTIZATION_GROUP = 32
 
 _KV_CACHE_DTYPES = {
     "fp32": "float32",

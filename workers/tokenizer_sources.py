@@ -156,6 +156,9 @@ def from_folder(folder: Path) -> TokenizerSource:
         raise ConfigError(
             f"{file} cannot be read ({error}); save it again with save_pretrained", param="model"
         ) from error
+    tokens = backend.get_vocab(with_added_tokens=True)
+    if not tokens:
+        raise ConfigError(f"{file} has no token; save it again with save_pretrained", param="model")
     backend.no_truncation()
     backend.no_padding()
     config = _json(folder / "tokenizer_config.json")
@@ -164,7 +167,7 @@ def from_folder(folder: Path) -> TokenizerSource:
     return TokenizerSource(
         backend=backend,
         byte_level=byte_level,
-        max_token_chars=max(map(len, backend.get_vocab(with_added_tokens=True))),
+        max_token_chars=max(map(len, tokens)),
         strip_leading_space=strip,
         eos_token_ids=_eos_token_ids(folder, backend, special_tokens),
         chat_template=_chat_template(folder, config),

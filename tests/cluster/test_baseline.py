@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import yaml
 
 from cluster.cli import run
 from cluster.config import ClusterConfig, load_config, worker_configs
@@ -28,4 +29,4 @@ def test_the_baseline_has_the_resources_of_the_default(num_cores: int) -> None:
 
 def test_it_is_found_by_its_name(home, capsys) -> None:
     assert run(["config", "show", "colocated"]) == 0
-    assert "colocated:\n  replicas: 2\n" in capsys.readouterr().out
+    assert yaml.safe_load(capsys.readouterr().out)["colocated"]["replicas"] == 2

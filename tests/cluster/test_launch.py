@@ -12,11 +12,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import BPE
 
 from cluster.client import Client
 from cluster.guard import descendants, start_time
 from cluster.state import State, StateFolder
 from protos.router_pb2 import WORKER_STATE_READY, GetStatusResponse
+from tests.checkpoints import write_folder
 from workers.errors import KVFerryError
 
 pytestmark = pytest.mark.ray
@@ -108,11 +112,18 @@ def test_a_model_that_is_not_there_is_refused_before_ray_is_started(config):
     assert (behind.returncode, behind.stdout, behind.stderr) == (2, "", up.stderr)
 
 
-def test_an_error_inside_an_actor_is_one_line_and_leaves_nothing(config):
-    config.write_text(CONFIG + "max_model_len: 1000000\n")
+def test_an_error_inside_an_actor_is_one_line_and_leaves_nothing(config, tmp_path):
+    """Headers do not tell that a tensor is not what the model needs."""
+    model = write_folder(tmp_path / "model")
+    tokenizer = Tokenizer(BPE({"a": 0}, []))
+    tokenizer.decoder = ByteLevel()
+    tokenizer.save(str(model / "tokenizer.json"))
+    shape = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**shape, "intermediate_size": 128}))
+    config.write_text(f"{CONFIG.replace('2048', '256')}model: {model}\n")
     up = kvferry("up", config)
     assert up.returncode == 2
-    assert up.stderr.startswith("kvferry: max_model_len")
+    assert "mlp.gate_proj.weight has shape (96, 64), its config says (128, 64)" in up.stderr
     assert up.stderr.count("\n") == 1
     assert not StateFolder("test").locked()
 

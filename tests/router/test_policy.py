@@ -137,7 +137,7 @@ def test_a_policy_of_ones_own_is_named_by_its_import_path():
     ],
 )
 def test_what_cannot_be_a_policy_is_told_when_the_config_is_read(name, complaint):
-    with pytest.raises(ConfigError, match=f"^c.yaml: router.policy: .*{complaint}") as caught:
+    with pytest.raises(ConfigError, match=f"^c.yaml:1: router.policy: .*{complaint}") as caught:
         parse_config(f"router: {{policy: '{name}'}}", "c.yaml")
     assert caught.value.param == "router.policy"
     assert "no_such_package" not in sys.modules

@@ -25,8 +25,13 @@ THREADS_ALLOWED = {
     "router/jobs/database.py",
     "router/batches/batches.py",
 }
-# NIXL has to be asked again and again, on the thread of a lane. How long ranks may load is told by the first one's.
-CLOCKS_ALLOWED = {"workers/kv_transfer/nixl.py", "workers/engine/tensor_parallel.py"}
+# NIXL has to be asked again and again, on the thread of a lane. How long ranks may load is told by the first one's. A
+# worker that starts waits for another process that builds its weights.
+CLOCKS_ALLOWED = {
+    "workers/kv_transfer/nixl.py",
+    "workers/engine/tensor_parallel.py",
+    "workers/models/shared_weights.py",
+}
 THREADS = {
     "threading",
     "_thread",

@@ -176,6 +176,7 @@ def test_a_model_without_a_template_names_the_other_endpoint(folder: Path, tmp_p
     [
         ({}, "no tokenizer.json"),
         ({"tokenizer.json": "{"}, "cannot be read"),
+        ({"tokenizer.json": Backend(BPE()).to_str()}, "has no token;"),
         ({"tokenizer.json": None, "tokenizer_config.json": "[]"}, "holds no JSON object"),
         ({"tokenizer.json": None, "tokenizer_config.json": '{"chat_template": "{% if %}"}'}, "does not compile"),
     ],

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workers.config import QUANTIZATION_GROUP, CacheConfig, EngineConfig, ModelConfig, Quantization
+from workers.config import CacheConfig, EngineConfig, ModelConfig, Quantization
 from workers.errors import ConfigError
 from workers.kv_transfer.layout import DTYPE_BYTES, KVLayout
+from workers.layers.groups import GROUP
 from workers.models.architecture import ArchitectureConfig
 from workers.models.shard import kv_heads_of
 from workers.models.stored import Stored, checkpoint_dtype
 
 # Of a matrix, for each weight.
-_BYTES_OF_BITS = {4: 0.5 + 4 / QUANTIZATION_GROUP, 8: 1.0}
+_BYTES_OF_BITS = {4: 0.5 + 4 / GROUP, 8: 1.0}
 _BITS = {"int4": 4, "int8": 8, "int8_dynamic": 8}
 _HEAD = 8  # Bits, where it is the embedding again.
 

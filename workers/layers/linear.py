@@ -9,8 +9,9 @@ import torch
 from workers.layers import compiled
 from workers.layers.dense_linear import DenseLinear
 from workers.layers.few_bits_linear import DynamicInt8Panels, Int4Panels, Int8Panels
+from workers.layers.groups import GROUP
 from workers.layers.panel_linear import PanelLinear, runs
-from workers.layers.quantised import GROUP, GroupedMatrix, by_channel, in_groups
+from workers.layers.quantised import GroupedMatrix, by_channel, in_groups
 from workers.layers.quantised_linear import DynamicInt8Linear, Int4Linear, Int8Linear
 
 if TYPE_CHECKING:

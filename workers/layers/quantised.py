@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from workers.config import QUANTIZATION_GROUP
+from workers.layers.groups import GROUP
 
-# Columns that share a scale: the only group here.
-GROUP = QUANTIZATION_GROUP
 _INT8_MAX = 127
 # In the place of a scale of 0, whose codes are 0.
 _TINY = torch.finfo(torch.float32).tiny

@@ -7,7 +7,8 @@ import math
 import torch
 
 from workers.layers.dense_linear import DenseLinear
-from workers.layers.quantised import GROUP, ChannelMatrix, GroupedMatrix, by_channel, by_row
+from workers.layers.groups import GROUP
+from workers.layers.quantised import ChannelMatrix, GroupedMatrix, by_channel, by_row
 
 _ZERO_POINT = 128
 # Columns that are rotated together; a power of 2.

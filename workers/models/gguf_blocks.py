@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType
 
-from workers.layers.quantised import GROUP, GroupedMatrix
+from workers.layers.groups import GROUP
+from workers.layers.quantised import GroupedMatrix
 
 _HALF = 2  # Bytes of an fp16.
 

@@ -10,9 +10,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from workers.config import QUANTIZATION_GROUP, Quantization
+from workers.config import Quantization
 from workers.errors import ConfigError
 from workers.gguf_file import open_gguf
+from workers.layers.groups import GROUP
 
 _LENGTH = struct.Struct("<Q")
 _SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -70,10 +71,10 @@ def require_quantisable(quantization: Quantization, stored: Sequence[Stored], pa
             "these; set int8, int8_dynamic or int4, or none",
             param="quantization",
         )
-    odd = next((tensor for tensor in matrices if tensor.shape[-1] % QUANTIZATION_GROUP), None)
+    odd = next((tensor for tensor in matrices if tensor.shape[-1] % GROUP), None)
     if quantization == "int4" and odd:
         raise ConfigError(
-            f"quantization: int4 has a scale for {QUANTIZATION_GROUP} columns, and {odd.name} of {path} has "
+            f"quantization: int4 has a scale for {GROUP} columns, and {odd.name} of {path} has "
             f"{odd.shape[-1]}; set int8",
             param="quantization",
         )
