@@ -15,6 +15,7 @@ OVERLOAD = "tests/router/test_overload.py"
 PREDICTION = "tests/router/test_prediction.py"
 KEYS = "tests/router/test_api_keys.py"
 GRPC_LIMITS = "tests/router/test_grpc_limits.py"
+HTTP = "tests/router/test_http_protocol.py"
 BAD = "tests/router/test_bad_requests.py"
 
 DOOR = (
@@ -222,5 +223,32 @@ DOOR = (
         'if message["type"] == "http.disconnect":',
         "if False:",
         (f"{BAD}::test_a_thousand_bad_requests_cost_no_error_of_ours_no_leak_and_nobody_elses_answer",),
+    ),
+    Mutant(
+        "an answer is not lost with the connection that closes behind it",
+        "C10",
+        "router/http/protocol.py",
+        "if self._cycle.more_body or self._protocol._is_deaf:",
+        "if False:",
+        (f"{HTTP}::test_the_answer_to_a_body_that_nobody_reads_is_not_lost_with_the_connection",),
+    ),
+    Mutant(
+        "what follows a request does not get into the middle of its answer",
+        "C10",
+        "router/http/protocol.py",
+        "if answering is not None and answering.response_started and not answering.response_complete:",
+        "if False:",
+        (f"{HTTP}::test_what_comes_after_a_request_does_not_get_into_the_middle_of_its_answer",),
+    ),
+    Mutant(
+        "a deadline within another try does not hide that no router answers",
+        "",
+        "cluster/routers.py",
+        "if isinstance(error, DeadlineError) and self._unreached is not None and not was_accepted(exc):",
+        "if False:",
+        (
+            "tests/cluster/test_client_resume.py"
+            "::test_time_that_runs_out_within_another_try_does_not_hide_that_no_router_answers",
+        ),
     ),
 )

@@ -168,4 +168,15 @@ FRAMES = (
         "if False:",
         ("tests/router/test_strangers.py::test_a_decode_worker_with_other_weights_gets_no_requests_and_is_named",),
     ),
+    Mutant(
+        "a closed channel's connection ends with its calls",
+        "D1",
+        "workers/rpc_stream.py",
+        "        except asyncio.CancelledError:\n            pass  # The reader's end.",
+        "        except ZeroDivisionError:\n            pass  # The reader's end.",
+        (
+            "tests/workers/test_rpc_stream_troubles.py"
+            "::test_a_closed_channels_connection_ends_without_the_garbage_collectors_help",
+        ),
+    ),
 )

@@ -181,4 +181,13 @@ JOBS = (
         "if False:",
         ("tests/cluster/test_config.py::test_routers_that_cannot_stand_side_by_side_are_refused",),
     ),
+    Mutant(
+        "a bug in one turn does not leave jobs standing",
+        "-",
+        "router/jobs/runner.py",
+        "        except Exception:\n            logger.exception",
+        "        except KVFerryError:\n            logger.exception",
+        (f"{JOB_TESTS}::test_a_bug_in_one_turn_does_not_leave_jobs_standing",),
+        hangs=True,
+    ),
 )

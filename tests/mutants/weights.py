@@ -10,6 +10,7 @@ UNEQUAL_TESTS = "tests/workers/test_unequal_weights.py"
 ROLE_TESTS = "tests/router/test_unequal_roles.py"
 MODEL_TESTS = "tests/router/test_unequal_models.py"
 CHECK_TESTS = "tests/cluster/test_caveats.py"
+SHARED, SHARED_TESTS = "workers/models/shared_weights.py", "tests/workers/models/test_shared_weights.py"
 CONFIG_TESTS = "tests/cluster/test_quantization_config.py"
 
 WEIGHTS = (
@@ -136,5 +137,37 @@ WEIGHTS = (
         '            raise ValueError(\n                f"quantization: {self.quantization} cannot be cut',
         '            str(\n                f"quantization: {self.quantization} cannot be cut',
         (f"{CONFIG_TESTS}::test_what_cannot_be_is_refused_by_its_key",),
+    ),
+    Mutant(
+        "weights of another checkpoint are not taken for this one's",
+        "E2",
+        "workers/engine/model_runner.py",
+        "return found.st_size, found.st_mtime_ns",
+        "return 0, 0",
+        (f"{SHARED_TESTS}::test_a_checkpoint_that_changed_is_built_anew",),
+    ),
+    Mutant(
+        "what is not the weights that were asked for is passed over",
+        "D5",
+        SHARED,
+        "if os.pread(own, len(digest), 0) == digest:",
+        "if True:",
+        (f"{SHARED_TESTS}::test_holders_that_are_none_are_passed_over[file]",),
+    ),
+    Mutant(
+        "weights are unpickled from nobody else's folder",
+        "B10",
+        SHARED,
+        " or found.st_mode & 0o077:",
+        ":",
+        (f"{SHARED_TESTS}::test_a_folder_that_others_may_write_to_is_not_read",),
+    ),
+    Mutant(
+        "memory of weights goes with the last that has them",
+        "D3",
+        SHARED,
+        "        weakref.finalize(model, os.close, fd)\n",
+        "",
+        (f"{SHARED_TESTS}::test_another_key_is_another_model_and_memory_goes_with_the_last_that_has_it",),
     ),
 )

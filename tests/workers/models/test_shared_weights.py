@@ -107,7 +107,10 @@ def num_mapped() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:kvferry-weights")
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8", "int8_dynamic", "int4"])
+@pytest.mark.parametrize(
+    "quantization",
+    ["none", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("int8", "int8_dynamic", "int4"))],
+)
 def test_a_model_of_another_process_computes_the_same_and_outlives_it(quantization, tmp_path, monkeypatch):
     config = config_of(write_folder(tmp_path / "model", WIDE), quantization=quantization)
     built = count_builds(monkeypatch)
