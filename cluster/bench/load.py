@@ -92,7 +92,8 @@ async def load(
 ) -> Measured:
     """Every request of `workload`; one that fails is a sample with an error."""
     timeout = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)
-    connector = aiohttp.TCPConnector(limit=0)
+    # A connection each: a server may close one that is idle just as it is used again.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         loading = _Load(session, target, workload, enough)
         began_s = asyncio.get_running_loop().time()
