@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from router.http.protocol import HttpProtocol
@@ -47,16 +48,36 @@ class PatientProtocol(HttpProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._forget_reader()
+        if self._answering is None or self._answering.response_complete:
+            self._expect_reading_of_rest()
+
+    def on_response_complete(self) -> None:
+        self._expect_reading_of_rest()
+        super().on_response_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        # From now on more is written.
+        self._forget_reader()
+        super()._start_asgi_task(cycle, app)
 
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(self._timeout_s, self.transport.close)
 
+    def _expect_reading_of_rest(self) -> None:
+        """Less than what pauses writing may be unread for ever, too, and keep the connection from being closed."""
+        if self._read_timer is None and self.transport.get_write_buffer_size():
+            self._expect_reading()
+
     def _expect_reading(self) -> None:
+        self._forget_reader()
         left = self.transport.get_write_buffer_size()
         self._read_timer = self.loop.call_later(self._timeout_s, self._look_whether_read, left)
 
     def _look_whether_read(self, left_before: int) -> None:
-        if self.transport.get_write_buffer_size() < left_before:
+        left = self.transport.get_write_buffer_size()
+        if not left:
+            self._read_timer = None
+        elif left < left_before:
             self._expect_reading()
         else:
             # Nothing of what is not read yet can be said any more.

@@ -87,6 +87,34 @@ def test_the_answer_to_a_body_that_nobody_reads_is_not_lost_with_the_connection(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("trailer", [b"a: b\r\n", b"x" * 97])
+def test_trailers_are_kept_by_nobody_and_are_not_endless(trailer):
+    async def main() -> None:
+        async with serving(ScriptedRouter(words(" one"))) as server:
+            head = b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+            chunk = b"%x\r\n%b\r\n" % (len(BODY), BODY)
+            few = await answer_to(server.http_port, [head, chunk, b"0\r\n", b"a: b\r\n" * 9, b"\r\n"])
+            assert few.startswith(b"HTTP/1.1 200")
+            endless = [head, chunk, b"0\r\n", *[trailer * 100] * 200]
+            answer = await answer_to(server.http_port, endless)
+            assert answer.startswith(b"HTTP/1.1 400")
+            assert b"65536 bytes" in answer
+
+    asyncio.run(main())
+
+
+def test_a_head_that_begins_behind_a_large_body_is_not_as_large_as_that():
+    async def main() -> None:
+        async with serving(ScriptedRouter(words(" one"))) as server:
+            body = BODY + b" " * 100_000
+            first = head(1, len(body)).replace(b"connection: close\r\n", b"") + body
+            second = head(1) + BODY
+            answer = await answer_to(server.http_port, [first + second[:40], second[40:]])
+            assert answer.count(b"HTTP/1.1 200") == 2
+
+    asyncio.run(main())
+
+
 class TwoPieces:
     """Answers in two pieces, the second when it is told to."""
 

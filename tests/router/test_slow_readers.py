@@ -6,7 +6,7 @@ import asyncio
 import functools
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
@@ -42,12 +42,14 @@ class Talker:
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp, timeout_s: float) -> AsyncIterator[int]:
+async def listening(app: ASGIApp, timeout_s: float, sndbuf: int = 0) -> AsyncIterator[int]:
     protocol = cast(Any, functools.partial(PatientProtocol, timeout_s=timeout_s))
     config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)
     config.load()
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
+    if sndbuf:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sndbuf)
     server.lifespan = config.lifespan_class(config)
     await server.startup(sockets=[listener])
     try:
@@ -72,5 +74,35 @@ def test_a_client_that_reads_nothing_of_its_answer_is_gone_in_time(reads, piece_
             async with asyncio.timeout(5):
                 await app.gone.wait()
             writer.transport.abort()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ends", [b"", b"connection: close\r\n"])
+def test_a_client_that_leaves_a_little_unread_is_gone_in_time_too(ends):
+    """Less than what would have paused the writing, so that the answer is complete on our side."""
+
+    async def say(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 60_000})
+
+    def dial(port: int) -> socket.socket:
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", port))
+        return client
+
+    async def main() -> None:
+        async with listening(say, timeout_s=0.3, sndbuf=4096) as port:
+            client = await asyncio.to_thread(dial, port)
+            with client:
+                client.sendall(GET.replace(b"\r\n\r\n", b"\r\n" + ends + b"\r\n"))
+                await asyncio.sleep(2)
+                client.settimeout(5)
+                received = b""
+                with suppress(ConnectionResetError):
+                    while piece := await asyncio.to_thread(client.recv, 65536):
+                        received += piece
+            assert len(received) < 60_000
 
     asyncio.run(main())
