@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from cluster.caveats import Finding, caveats
@@ -161,9 +162,18 @@ def _look_at_memory(workers: Sequence[WorkerConfig], num_routers: int, report: R
 
 
 def _kept(worker: WorkerConfig) -> tuple[str, ...]:
-    """Workers with equal ones keep their weights together (workers/models/shared_weights.py)."""
+    """Workers with equal ones keep their weights together, where they can (workers/models/shared_weights.py)."""
     kept = (worker.dtype, worker.quantization)
-    return kept if worker.tensor_parallel_size == 1 else (*kept, worker.name)
+    return kept if worker.tensor_parallel_size == 1 and _has_own_kernels() else (*kept, worker.name)
+
+
+def _has_own_kernels() -> bool:
+    """Others keep weights in an order that no other process can read."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return "avx512f" in flags and find_spec("workers.layers._kernels") is not None
 
 
 def _look_at_gpus(workers: Sequence[WorkerConfig], report: Report) -> None:
@@ -173,8 +183,9 @@ def _look_at_gpus(workers: Sequence[WorkerConfig], report: Report) -> None:
             share = gpu_share(worker, workers, len(gpus), "this machine has")
             if worker.name in report.footprints:
                 each = report.footprints[worker.name].num_bytes // worker.tensor_parallel_size
-                smallest = min(gpus, key=lambda gpu: gpu.total)
-                _compare(f"a GPU, for {worker.role} workers", round(each / min(share, 1)), smallest, report)
+                # Which one it gets is not known yet.
+                largest = max(gpus, key=lambda gpu: gpu.total)
+                _compare(f"a GPU, for {worker.role} workers", round(each / min(share, 1)), largest, report)
 
 
 def _compare(where: str, needed: int, memory: Memory, report: Report) -> None:

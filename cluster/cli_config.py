@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from cluster.config_file import ConfigFile
 
 _CONFIG = click.argument("config", required=False, metavar="[CONFIG]", type=click.Path())
-# Of a URL.
+# Of a URL, in either place.
 _PASSWORD = re.compile(r"(?<=://)([^:/@]*):[^@]*@")
+_PASSWORD_IN_QUERY = re.compile(r"(?<=[?&]password=)[^&]*")
 
 
 @click.group()
@@ -47,7 +48,8 @@ def show(config: str | None, as_json: bool) -> None:
 
     values: dict[str, Any] = load_config(config, allow_faults=True).model_dump(mode="json")
     if values["jobs"]["url"]:
-        values["jobs"]["url"] = _PASSWORD.sub(r"\1:***@", values["jobs"]["url"])
+        url = _PASSWORD.sub(r"\1:***@", values["jobs"]["url"])
+        values["jobs"]["url"] = _PASSWORD_IN_QUERY.sub("***", url)
     click.echo(json.dumps(values, indent=2) if as_json else yaml.safe_dump(values, sort_keys=False).rstrip())
 
 

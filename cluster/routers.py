@@ -125,6 +125,9 @@ class Patience:
             # The time ran out within yet another try.
             raise self._unreached from None
         if not isinstance(error, UnavailableError):
+            if isinstance(error, DeadlineError) and not was_accepted(exc):
+                # Its host may be gone, and drop what is sent there: the next call asks another.
+                self._routers.leave(self.at)
             raise error from None
         self._unreached = error
         self._routers.leave(self.at)

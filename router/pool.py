@@ -44,6 +44,8 @@ class WorkerPool:
         # One for each worker.
         self._followers: list[asyncio.Task[NoReturn]] = []
         self._introducer: asyncio.Task[NoReturn] | None = None
+        # One after the other.
+        self._moving = asyncio.Lock()
 
     async def start(self) -> None:
         await asyncio.gather(*(worker.start() for worker in self.workers))
@@ -53,12 +55,18 @@ class WorkerPool:
 
     async def move(self, address: str, to: str) -> None:
         """The worker that was at `address` is at another one from now on."""
+        async with self._moving:
+            await self._move(address, to)
+
+    async def _move(self, address: str, to: str) -> None:
         at = next((i for i, worker in enumerate(self.workers) if worker.address == address), None)
         if at is None or self.stopping:
             return
         gone, self.workers[at] = self.workers[at], self._handle(to, self.workers[at].configured_role)
         await close_quietly(self._followers[at])
         await gone.stop()
+        if self.stopping:
+            return
         self._followers[at] = asyncio.create_task(follow(self.workers[at], self.index))
         await self.workers[at].start()
 

@@ -93,7 +93,9 @@ class Database:
         said = " ".join(str(exc.orig if isinstance(exc, DBAPIError) else exc).split())
         reason = next((reason for words, reason in _REASONS if words in said), f"does not answer ({said[:200]})")
         logger.warning("jobs: %s: %s", type(exc).__name__, said)
-        return UnavailableError(f"the database of jobs (jobs.url: {self._url.render_as_string()}) {reason}")
+        return UnavailableError(
+            f"the database of jobs (jobs.url: {self._url.set(query={}).render_as_string()}) {reason}"
+        )
 
 
 def one_at_a_time(session: Session, tenant: str) -> None:

@@ -183,6 +183,7 @@ def test_memory_of_the_host_has_to_hold_all_workers(
 ) -> None:
     # 0.65 GB of weights, which both share, two times 1.07 GB of KV and 0.42 GB else; a router of 0.26 GB: 3.9 GB.
     monkeypatch.setattr(check, "host_memory", lambda: Memory(int(total * _GB), int(available * _GB)))
+    monkeypatch.setattr(check, "_has_own_kernels", lambda: True)
     found, report = checked(f"{text}\n{_ANY_PORTS}")
     assert (found, len(report["problems"]), len(report["caveats"])) == (code, code, num_caveats)
 
@@ -204,6 +205,18 @@ def test_each_gpu_has_to_hold_what_it_is_dealt(checked, monkeypatch, num_gpus, g
     monkeypatch.setattr(check, "gpu_memory", lambda: [Memory(gpu_gb * _GB, gpu_gb * _GB)] * num_gpus)
     _, report = checked(f"device: cuda\n{text}\n{_ANY_PORTS}")
     assert set(keys(report)) == ({key} if key else set())
+
+
+def test_a_small_gpu_beside_a_large_one_is_no_reason_against_a_worker(checked, monkeypatch) -> None:
+    monkeypatch.setattr(check, "gpu_memory", lambda: [Memory(_GB, _GB), Memory(80 * _GB, 80 * _GB)])
+    _, report = checked(f"device: cuda\n{_ANY_PORTS}")
+    assert keys(report) == []
+
+
+def test_weights_that_cannot_be_shared_are_counted_for_each_worker(checked, monkeypatch) -> None:
+    monkeypatch.setattr(check, "host_memory", lambda: Memory(4 * _GB, 4 * _GB))
+    monkeypatch.setattr(check, "_has_own_kernels", lambda: False)
+    assert keys(checked(_ANY_PORTS)[1]) == ["kv_cache_memory_bytes"]
 
 
 def test_memory_is_the_least_of_the_machine_and_its_control_groups(tmp_path: Path, monkeypatch) -> None:

@@ -91,7 +91,7 @@ def test_the_page_names_every_key_once_in_each_of_its_tables() -> None:
 def test_what_is_shown_is_a_config_and_the_same_one(tmp_path: Path, capsys) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
-        "name: mine\nkv_cache_dtype: bf16\nrouter: {replicas: 2}\njobs: {url: 'postgresql://u:secret@h/kvferry'}\n"
+        "name: mine\nkv_cache_dtype: bf16\nrouter: {replicas: 2}\njobs: {url: 'postgresql://u:secret@h/kvferry?sslmode=require&password=secret'}\n"
         "faults: [{fault: kill, at: commit}]\n"
     )
     assert run(["config", "show", str(path)]) == 0

@@ -251,4 +251,20 @@ DOOR = (
             "::test_time_that_runs_out_within_another_try_does_not_hide_that_no_router_answers",
         ),
     ),
+    Mutant(
+        "a rest of an answer that nobody reads keeps no connection",
+        "",
+        "router/http/patience.py",
+        "if self._read_timer is None and self.transport.get_write_buffer_size():",
+        "if False:",
+        ("tests/router/test_slow_readers.py::test_a_client_that_leaves_a_little_unread_is_gone_in_time_too",),
+    ),
+    Mutant(
+        "trailers are bounded",
+        "",
+        "router/http/protocol.py",
+        "not (self._in_head or self._in_tail)",
+        "not self._in_head",
+        (f"{HTTP}::test_trailers_are_kept_by_nobody_and_are_not_endless",),
+    ),
 )

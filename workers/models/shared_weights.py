@@ -21,7 +21,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 # Where a tensor begins, its dtype and shape.
 _Place = tuple[int, torch.dtype, tuple[int, ...]]
+# Process and file descriptor.
+_Holder = tuple[int, int]
 
 # The key's digest, and where the pickle begins.
 _HEAD = struct.Struct("<32sQ")
@@ -52,26 +54,39 @@ def once_per_host(key: str, build: Callable[[], T]) -> T:
     Nobody may write to its tensors. Where memory cannot be shared so, it is this process's own.
     """
     digest = hashlib.sha256(f"{key} {torch.__version__} {_code()}".encode()).digest()
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(_locked(_folder() / digest.hex()))
+    try:
+        with _locked(_folder() / digest.hex()) as file:
             holders = _holders(file)
-        except OSError as error:
-            logger.info("weights: of this process alone: %s", error)
-            return build()
-        fd = next((fd for fd in (_opened(*holder, digest) for holder in holders) if fd is not None), None)
-        if fd is not None:
-            model: T = _read(fd)
+            if holders is not None:
+                return _found_or_built(holders, digest, build, file)
+            reason = "another worker found that they cannot be shared"
+    except OSError as error:
+        reason = str(error)
+    logger.info("weights: of this process alone: %s", reason)
+    return build()
+
+
+def _found_or_built(holders: list[_Holder], digest: bytes, build: Callable[[], T], file: IO[str]) -> T:
+    for holder in holders:
+        if (fd := _opened(*holder, digest)) is not None:
+            model: T = _kept(_read(fd), fd, holders, file)
             logger.info("weights: those that another worker of this host has")
-        else:
-            model = build()
-            try:
-                fd = _put(model, digest)
-            except (OSError, pickle.PicklingError) as error:
-                logger.info("weights: of this process alone: %s", error)
-                return model
-        weakref.finalize(model, os.close, fd)
-        _note([*holders, (os.getpid(), fd)], file)
+            return model
+    model = build()
+    try:
+        fd = _put(model, digest)
+    except (OSError, pickle.PicklingError) as error:
+        logger.info("weights: of this process alone: %s", error)
+        if isinstance(error, pickle.PicklingError):
+            # Who comes next need not wait for who builds.
+            _note(None, file)
+        return model
+    return _kept(model, fd, [], file)
+
+
+def _kept(model: T, fd: int, holders: list[_Holder], file: IO[str]) -> T:
+    weakref.finalize(model, os.close, fd)
+    _note([*holders, (os.getpid(), fd)], file)
     return model
 
 
@@ -107,19 +122,25 @@ def _locked(path: Path) -> Iterator[IO[str]]:
         yield file
 
 
-def _holders(file: IO[str]) -> list[tuple[int, int]]:
+def _holders(file: IO[str]) -> list[_Holder] | None:
+    """None: such weights cannot be shared."""
     file.seek(0)
     try:
-        found = [(int(pid), int(fd)) for pid, fd in json.load(file)]
+        noted = json.load(file)
+        found = None if noted is None else [(int(pid), int(fd)) for pid, fd in noted]
     except (ValueError, TypeError):  # New, or cut off: its writer was killed.
         return []
-    return [(pid, fd) for pid, fd in found if os.path.lexists(f"/proc/{pid}/fd/{fd}")]
+    return found and [(pid, fd) for pid, fd in found if os.path.lexists(f"/proc/{pid}/fd/{fd}")]
 
 
-def _note(holders: list[tuple[int, int]], file: IO[str]) -> None:
-    file.seek(0)
-    file.truncate()
-    json.dump(holders, file)
+def _note(holders: list[_Holder] | None, file: IO[str]) -> None:
+    try:
+        file.seek(0)
+        file.truncate()
+        json.dump(holders, file)
+        file.flush()
+    except OSError as error:
+        logger.warning("weights: other workers will not find them: %s", error)
 
 
 def _opened(pid: int, fd: int, digest: bytes) -> int | None:
@@ -130,7 +151,9 @@ def _opened(pid: int, fd: int, digest: bytes) -> int | None:
     except OSError:
         return None
     try:
-        if os.pread(own, len(digest), 0) == digest:
+        about = os.fstat(own)
+        # Nobody else's, and no file: anybody's process may have the number by now.
+        if about.st_uid == os.getuid() and not about.st_nlink and os.pread(own, len(digest), 0) == digest:
             return own
     except OSError:
         pass

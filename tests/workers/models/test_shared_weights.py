@@ -227,8 +227,33 @@ def test_what_cannot_be_shared_is_each_ones_own(why):
         return net
 
     assert float(once_per_host("key", build).weight[0, 0]) == 1.0
-    other = once_per_host("key", lambda: Net(6.0))
+    # Who comes next knows, and holds up nobody who comes meanwhile.
+    other = once_per_host("key", lambda: once_per_host("key", lambda: Net(6.0)))
     assert float(other.weight[0, 0]) == 6.0
+
+
+def test_a_file_of_the_right_beginning_is_no_shared_memory(folder, tmp_path):
+    """The number of a process that is gone may be anybody's, who would have anything unpickled."""
+    model = once_per_host("key", Net)
+    (place,) = folder.iterdir()
+    ((pid, fd),) = json.loads(place.read_text())
+    (tmp_path / "forged").write_bytes(Path(f"/proc/{pid}/fd/{fd}").read_bytes())
+    del model
+    gc.collect()
+    with (tmp_path / "forged").open("rb") as forged:
+        place.write_text(json.dumps([[os.getpid(), forged.fileno()]]))
+        assert float(once_per_host("key", lambda: Net(5.0)).weight[0, 0]) == 5.0
+
+
+def test_a_disk_that_is_full_costs_nobody_its_weights(monkeypatch):
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("workers.models.shared_weights.json.dump", full)
+    assert float(once_per_host("key", Net).weight[0, 0]) == 1.0
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "memfd_create", full)
+    assert float(once_per_host("other", Net).weight[0, 0]) == 1.0
 
 
 def test_a_checkpoint_that_changed_is_built_anew(tmp_path, monkeypatch):
