@@ -28,8 +28,9 @@ from workers.request import SamplingParams
 from workers.rpc import GrpcNetwork
 
 PROMPT = prompt(37, seed=5)
-PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
-TABLE = list(range(6))
+# Many: a worker in this process runs ahead of what its router has read.
+PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=120, ignore_eos=True)
+TABLE = list(range(10))
 # In fp32, since generated positions are computed one by one or as one chunk: in bf16 these round at other places.
 PREFILL: dict[str, Any] = {
     "role": "prefill", "quantization": "int8_dynamic", "dtype": "float32", "enable_prefix_caching": True,
