@@ -21,7 +21,7 @@ STOPPED = "stopped before it was ready"
 _STOP_TIMEOUT_S = 5.0
 # Ray's own protocol for a process that is on none of its nodes.
 _RAY_CLIENT = "ray://"
-# For each client Ray's head forks a server, beside threads that are at work: some die of it before they have begun.
+# For each client Ray's head starts a server. One that has not begun, its port being taken, say, is asked for again.
 _JOIN_TRIES, _NOT_BEGUN = 3, "Initialization failure from server"
 
 

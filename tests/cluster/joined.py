@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -101,8 +102,12 @@ def _wait_for(port: int) -> None:
 
 @contextmanager
 def nodes(home: Path) -> Iterator[Nodes]:
-    started = Nodes(home)
-    try:
-        yield started
-    finally:
-        started.stop()
+    """One such Ray at a time: each lets the servers of its clients listen at 23000 and what follows, and does not look
+    whether another's do."""
+    with (Path(tempfile.gettempdir()) / f"kvferry-tests-ray-client-{os.getuid()}").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        started = Nodes(home)
+        try:
+            yield started
+        finally:
+            started.stop()
