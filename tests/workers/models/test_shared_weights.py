@@ -124,7 +124,8 @@ def test_a_model_of_another_process_computes_the_same_and_outlives_it(quantizati
     assert torch.equal(logits_of(runner), expected)
     with another_process(config) as third:
         maps = Path(f"/proc/{third}/maps").read_text()
-    if compiled.available():
+    # Elsewhere oneDNN keeps them in an order of its own.
+    if compiled.multiplies(torch.zeros(64, 64)) and compiled.unpacks(torch.zeros(64, 64)):
         assert num_built == 1  # The first, which nobody shares.
         assert "memfd:kvferry-weights" in maps
 
