@@ -21,8 +21,6 @@ STOPPED = "stopped before it was ready"
 _STOP_TIMEOUT_S = 5.0
 # Ray's own protocol for a process that is on none of its nodes.
 _RAY_CLIENT = "ray://"
-# For each client Ray's head starts a server. One that has not begun, its port being taken, say, is asked for again.
-_JOIN_TRIES, _NOT_BEGUN = 3, "Initialization failure from server"
 
 
 class RaySession:
@@ -87,17 +85,13 @@ class RaySession:
 
     def _join(self, address: str) -> None:
         require_listener(address.removeprefix(_RAY_CLIENT))
-        for tries_left in reversed(range(_JOIN_TRIES)):
-            try:
-                ray.init(address, **self._driver())
-                break
-            except (ConnectionError, RuntimeError, ValueError) as exc:
-                if tries_left and _NOT_BEGUN in str(exc) and not self._stopped():
-                    continue
-                # Where a traceback follows, its last line says why.
-                lines = str(exc).strip().split("\n")
-                reason = " ".join(dict.fromkeys((lines[0], lines[-1])))
-                raise ConfigError(f"address: cannot join Ray at {address}: {reason}", param="address") from None
+        try:
+            ray.init(address, **self._driver())
+        except (ConnectionError, RuntimeError, ValueError) as exc:
+            # Where a traceback follows, its last line says why.
+            lines = str(exc).strip().split("\n")
+            reason = " ".join(dict.fromkeys((lines[0], lines[-1])))
+            raise ConfigError(f"address: cannot join Ray at {address}: {reason}", param="address") from None
         if ray.util.list_named_actors():
             raise ConfigError(f"a cluster named {self._name} runs in this Ray already: give yours another name")
 
