@@ -21,7 +21,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -54,14 +54,15 @@ def once_per_host(key: str, build: Callable[[], T]) -> T:
     Nobody may write to its tensors. Where memory cannot be shared so, it is this process's own.
     """
     digest = hashlib.sha256(f"{key} {torch.__version__} {_code()}".encode()).digest()
-    try:
-        with _locked(_folder() / digest.hex()) as file:
+    with ExitStack() as stack:
+        holders, reason = None, "another worker found that they cannot be shared"
+        try:
+            file = stack.enter_context(_locked(_folder() / digest.hex()))
             holders = _holders(file)
-            if holders is not None:
-                return _found_or_built(holders, digest, build, file)
-            reason = "another worker found that they cannot be shared"
-    except OSError as error:
-        reason = str(error)
+        except OSError as error:
+            reason = str(error)
+        if holders is not None:
+            return _found_or_built(holders, digest, build, file)
     logger.info("weights: of this process alone: %s", reason)
     return build()
 
