@@ -21,6 +21,8 @@ STOPPED = "stopped before it was ready"
 _STOP_TIMEOUT_S = 5.0
 # Ray's own protocol for a process that is on none of its nodes.
 _RAY_CLIENT = "ray://"
+# It starts a process for each of its clients, from one that has threads in gRPC.
+_NO_SERVER = "Starting Ray client server failed"
 
 
 class RaySession:
@@ -91,6 +93,10 @@ class RaySession:
             # Where a traceback follows, its last line says why.
             lines = str(exc).strip().split("\n")
             reason = " ".join(dict.fromkeys((lines[0], lines[-1])))
+            if _NO_SERVER in reason:
+                reason += (
+                    " Try again, or start Ray's head with GRPC_ENABLE_FORK_SUPPORT=0, without which it dies at times."
+                )
             raise ConfigError(f"address: cannot join Ray at {address}: {reason}", param="address") from None
         if ray.util.list_named_actors():
             raise ConfigError(f"a cluster named {self._name} runs in this Ray already: give yours another name")

@@ -36,6 +36,8 @@ class Nodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",
+            # Ray's server starts a process for each client: with gRPC's handlers of forks every third dies of it.
+            "GRPC_ENABLE_FORK_SUPPORT": "0",
         }
         self._gcs_port, self._client_port = free_port(), free_port()
         self._folder = tempfile.TemporaryDirectory(prefix="kvf-", ignore_cleanup_errors=True)
@@ -61,7 +63,17 @@ class Nodes:
             command, env=self.environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         self._nodes.append(node)
+        self._wait_for_sockets()
         return node
+
+    def _wait_for_sockets(self) -> None:
+        """A node takes the first names for its sockets that no file has: two that start at once take the same, and one
+        of them dies."""
+        give_up_s = time.monotonic() + _START_S
+        folder = Path(self._folder.name) / "session_latest" / "sockets"
+        while min(len(list(folder.glob(f"{kind}*"))) for kind in ("raylet", "plasma_store")) < len(self._nodes):
+            assert time.monotonic() < give_up_s, "a node of Ray has not started"
+            time.sleep(0.05)
 
     def stop(self) -> None:
         for node in reversed(self._nodes):
