@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from cluster.config import ClusterConfig, RouterReplica
 from cluster.state import StateFolder
 from router.config import JobsConfig
+from router.roles import Member
 from workers.allocator import keep_freed_memory
 from workers.config import Role, WorkerConfig
 from workers.errors import KVFerryError
@@ -46,12 +47,15 @@ class Process:
         _write_all_output_to(log)
 
     async def beat(self) -> int:
-        """The cluster's process is there. This one's pid."""
+        """The cluster's process is there. How many requests this one has."""
         if self._end:
             self._end.cancel()
         if self._orphan_s is not None:
             self._end = asyncio.get_running_loop().call_later(self._orphan_s, self._end_orphaned)
-        return os.getpid()
+        return self._num_requests()
+
+    def _num_requests(self) -> int:
+        raise NotImplementedError
 
     def _end_orphaned(self) -> None:
         logger.error("nothing heard of the cluster's process for %s s: ending", self._orphan_s)
@@ -84,9 +88,16 @@ class WorkerProcess(Process):
             spare_what_is_loaded()
             return address
 
+    async def set_role(self, role: Role) -> None:
+        assert self._worker is not None, "start comes first"
+        self._worker.set_role(role)
+
     async def stop(self) -> None:
         if self._worker:
             await self._worker.stop()
+
+    def _num_requests(self) -> int:
+        return self._worker.num_requests if self._worker else 0
 
 
 class RouterProcess(Process):
@@ -115,9 +126,9 @@ class RouterProcess(Process):
             self._tokenizer = load_tokenizer(resolve_model(self._config.model))
             self._startup.end("tokenizer")
 
-    async def start(self, workers: dict[str, Role], cluster_phases: Phases) -> tuple[str, str]:
-        """The HTTP and the gRPC endpoint, both answering. `workers`: their addresses and roles; `cluster_phases`: how
-        the cluster started, if it has. Raises KVFerryError."""
+    async def start(self, workers: dict[str, Member], cluster_phases: Phases) -> tuple[str, str]:
+        """The HTTP and the gRPC endpoint, both answering. `workers`: by their addresses; `cluster_phases`: how the
+        cluster started, if it has. Raises KVFerryError."""
         if self._tokenizer is None:
             await self.prepare()
         assert self._tokenizer is not None
@@ -136,11 +147,11 @@ class RouterProcess(Process):
             self._serving.set()
             return self._from_afar(status.http_endpoint), self._from_afar(status.grpc_endpoint)
 
-    async def move(self, address: str, to: str) -> None:
-        """The worker that was at `address` is on another node now."""
+    async def set_workers(self, members: dict[str, Member]) -> None:
+        """These are the cluster's, by their addresses, and no others."""
         await self._serving.wait()
         assert self._server is not None
-        await self._server.pool.move(address, to)
+        await self._server.pool.set_workers(members)
 
     async def ready(self, cluster_phases: Phases) -> None:
         """The whole cluster is, after these. Raises LayoutMismatchError when no two workers can exchange KV."""
@@ -161,6 +172,9 @@ class RouterProcess(Process):
     async def stop(self) -> None:
         if self._server:
             await self._server.stop()
+
+    def _num_requests(self) -> int:
+        return self._server.router.num_running + self._server.router.num_queued if self._server else 0
 
     def _from_afar(self, endpoint: str) -> str:
         """The endpoint as other nodes reach it."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cluster.config import ClusterConfig, worker_configs
+from cluster.config import ClusterConfig
+from cluster.worker_configs import worker_configs
 from workers.config import WorkerConfig
 
 

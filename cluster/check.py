@@ -11,10 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cluster.caveats import Finding, caveats
-from cluster.config import ClusterConfig, router_replicas, worker_configs
+from cluster.config import ClusterConfig, router_replicas
 from cluster.gpus import gpu_share
 from cluster.memory import Memory, gpu_memory, host_memory
 from cluster.ports import refuse_busy_ports, require_listener
+from cluster.worker_configs import worker_configs
 from workers.config import WorkerConfig
 from workers.engine.sizes import Footprint, footprint
 from workers.errors import ConfigError

@@ -1,11 +1,8 @@
-"""The config file: ClusterConfig, read with errors of one line, and dealt out to workers."""
+"""The config file: ClusterConfig, read with errors of one line. worker_configs.py deals it out."""
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -29,6 +26,7 @@ from workers.config import (
 )
 from workers.errors import ConfigError
 from workers.fault_config import Fault
+from workers.strict import Strict
 
 _LAST_PORT = 65535
 _ROLES: tuple[Role, ...] = get_args(Role)
@@ -57,6 +55,12 @@ class RoleConfig(PlacementConfig):
         return self.model_dump(exclude={"replicas", *PlacementConfig.model_fields}, exclude_none=True)
 
 
+class ScalingConfig(Strict):
+    drain_timeout_s: float = Field(default=30.0, ge=0)
+    """A worker that is to leave, to be started anew or to change its role gets no new requests, and those that it has
+    may end within so long; then they go on at others."""
+
+
 class ClusterConfig(EngineConfig):
     """All of kvferry's settings. Its defaults are those of configs/local.yaml."""
 
@@ -79,6 +83,8 @@ class ClusterConfig(EngineConfig):
     """Workers that turn KV into tokens."""
     colocated: RoleConfig = RoleConfig()
     """Workers that do both, without a hand-off. A file that sets only these has no others."""
+    scaling: ScalingConfig = ScalingConfig()
+    """How workers come, go and change while requests are under way."""
     faults: tuple[Fault, ...] = ()
     """Injected, to test what is built on a cluster: `kvferry up --allow-faults`."""
 
@@ -173,7 +179,7 @@ class ClusterConfig(EngineConfig):
     def _every_role_is_possible(self) -> ClusterConfig:
         for role in _ROLES:
             try:
-                WorkerConfig(**self._settings(role))
+                WorkerConfig(**self.worker_settings(role))
             except ValidationError as exc:
                 raise ValueError(f"{role}: {complaint(exc.errors(include_url=False)[0])}") from None
         return self
@@ -185,7 +191,7 @@ class ClusterConfig(EngineConfig):
                 raise ValueError(f"faults: there is no worker {fault.worker!r}; there are {', '.join(names)}")
         return self
 
-    def _settings(self, role: Role) -> dict[str, Any]:
+    def worker_settings(self, role: Role) -> dict[str, Any]:
         """What every worker of a role has."""
         shared = self.model_dump(include=set(EngineConfig.model_fields))
         own: dict[str, Any] = {"role": role, "transfer": self.transfer, "faults": self.faults}
@@ -262,39 +268,3 @@ def checked(file: ConfigFile) -> ClusterConfig:
         return ClusterConfig.model_validate(file.data)
     except ValidationError as exc:
         raise first_problem(exc, file, ClusterConfig) from None
-
-
-def worker_configs(cluster: ClusterConfig, cores: Sequence[int] | None = None) -> list[WorkerConfig]:
-    """One config a worker, prefill first, with this machine's cores dealt out among those that ask for `auto`."""
-    drafts = [
-        WorkerConfig(**{**cluster._settings(role), "name": name}) for name, role in cluster.worker_roles().items()
-    ]
-    cores = sorted(os.sched_getaffinity(0)) if cores is None else cores
-    if cluster.address is None:
-        _refuse_missing_cores(drafts, cores)
-    shares = iter(deal_cores(cores, sum(draft.cpu_affinity == "auto" for draft in drafts)))
-    return [_pinned(draft, next(shares) if draft.cpu_affinity == "auto" else draft.cpu_affinity) for draft in drafts]
-
-
-def _refuse_missing_cores(workers: Sequence[WorkerConfig], cores: Sequence[int]) -> None:
-    for worker in workers:
-        chosen = worker.cpu_affinity
-        if isinstance(chosen, tuple) and not (chosen and set(chosen) <= set(cores)):
-            raise ConfigError(
-                f"cpu_affinity of {worker.name}: {list(chosen)} must be some of this machine's cores {list(cores)}; "
-                "or leave it at auto",
-                param="cpu_affinity",
-            )
-
-
-def _pinned(worker: WorkerConfig, affinity: tuple[int, ...] | Literal["none"]) -> WorkerConfig:
-    num_threads = worker.num_threads or (None if affinity == "none" else len(affinity))
-    return worker.model_copy(update={"cpu_affinity": affinity, "num_threads": num_threads})
-
-
-def deal_cores(cores: Sequence[int], num_workers: int) -> list[tuple[int, ...]]:
-    """Disjoint contiguous shares whose sizes differ by one at most; too few cores: one each, in turn."""
-    if num_workers > len(cores):
-        return [(cores[i % len(cores)],) for i in range(num_workers)]
-    bounds = [i * len(cores) // num_workers for i in range(num_workers + 1)] if num_workers else [0]
-    return [tuple(cores[start:end]) for start, end in itertools.pairwise(bounds)]

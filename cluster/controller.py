@@ -1,5 +1,5 @@
-"""Controller: desired state against actual. A process that died is started anew at the address where it was, which is
-all that routers and clients need to find it: whoever answers there with another incarnation is a new peer to them."""
+"""Controller: whoever should be there is. A process that died is started anew, where it was if that can be: whoever
+answers there with another incarnation is a new peer to routers and clients. Who should be there is rollout.py's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Processes(Protocol):
         """Of every process that was begun and not ended; asking takes a bounded time."""
 
     def begin(self, name: str) -> None:
-        """Start one anew where it was, and return at once. Raises KVFerryError."""
+        """Start one, where it was if it was there before, and return at once. Raises KVFerryError."""
 
     def end(self, name: str) -> None:
         """Kill it. To end one that is dead is no error."""
@@ -55,6 +55,9 @@ class _Watched:
     num_failed_starts: int = 0
     # When it is to be begun again; None while it runs.
     due_s: float | None = None
+    health: Health = Health.ANSWERS
+    # It is about to go: if it dies before, nobody follows.
+    leaving: bool = False
 
 
 class Controller:
@@ -74,8 +77,39 @@ class Controller:
         self._clock = clock
         self._watched = {name: _Watched(clock(), clock()) for name in processes.health()}
 
+    @property
+    def names(self) -> set[str]:
+        """Of those that are watched, whether they run or are about to."""
+        return set(self._watched)
+
+    def serves(self, name: str) -> bool:
+        watched = self._watched.get(name)
+        return watched is not None and watched.due_s is None and watched.health is Health.ANSWERS
+
+    def begin(self, name: str) -> None:
+        """A new one, at the next look."""
+        self._watched[name] = _Watched(self._clock(), self._clock(), due_s=self._clock())
+
+    def restart(self, name: str) -> None:
+        """It is ended, and begun anew at the next look."""
+        self._processes.end(name)
+        self.begin(name)
+
+    def expect(self, name: str, *, leaving: bool) -> None:
+        """One that is leaving is not begun anew when it dies, unless it is to stay after all."""
+        watched = self._watched[name]
+        watched.leaving = leaving
+        if not leaving and watched.health is Health.DEAD and watched.due_s is None:
+            self.begin(name)
+
+    def leave(self, name: str) -> None:
+        """It is ended, and watched no more."""
+        del self._watched[name]
+        self._processes.end(name)
+
     def look(self) -> None:
         for name, health in self._processes.health().items():
+            self._watched[name].health = health
             self._judge(name, health, self._watched[name])
         for name, watched in self._watched.items():
             if watched.due_s is not None and watched.due_s <= self._clock():
@@ -100,6 +134,10 @@ class Controller:
         now_s = self._clock()
         log = self._processes.log(name)
         self._processes.end(name)
+        if watched.leaving:
+            watched.health = Health.DEAD
+            self._say(f"{name} {how}, and was to leave; see {log}")
+            return
         if watched.answered:
             watched.num_failed_starts, pause_s, when = 0, 0.0, "now"
         else:

@@ -1,4 +1,4 @@
-"""From a ClusterConfig to running processes: with ray_session.py the only module that imports ray.
+"""From a ClusterConfig to running processes: with ray_session.py and ray_calls.py all that imports ray.
 
 Ray starts the processes, tells when one died, and ends them. It never carries a token or a KV byte.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,17 @@ import ray.exceptions
 import ray.util
 
 from cluster.actors import BEAT_S, RouterProcess, WorkerProcess
-from cluster.config import ClusterConfig, router_replicas, worker_configs
+from cluster.config import ClusterConfig, router_replicas
 from cluster.controller import Controller, Health
 from cluster.endpoints import Endpoints
 from cluster.gpus import gpu_share
+from cluster.membership import Membership
 from cluster.placement import actor_options
+from cluster.ray_calls import Calls, has_ended, judge_beat, wait_for
 from cluster.ray_session import STOPPED, RaySession
+from cluster.rollout import Rollout
+from cluster.roster import Roster
+from cluster.worker_configs import worker_configs
 from workers.config import PlacementConfig, Role, WorkerConfig
 from workers.errors import AbortedError, KVFerryError
 from workers.startup import StartUp, process_began_unix_s
@@ -46,18 +51,19 @@ class Cluster:
 
     def __init__(self, config: ClusterConfig, logs: Path, stopped: Callable[[], bool] = lambda: False) -> None:
         self._config = config
-        self._workers = worker_configs(config)
+        self.roster = Roster(config, worker_configs(config))
         self._routers = {replica.name: replica for replica in router_replicas(config)}
         self._logs = logs
         # Asked while waiting: true makes start() raise AbortedError and wait() return.
         self._stopped = stopped
+        self._calls = Calls(stopped, self.log)
         self._actors: dict[str, Any] = {}
-        # Calls of those that are being started anew.
+        # Calls of those that are being started.
         self._starting: dict[str, Any] = {}
-        # By worker, once it has told.
-        self._addresses: dict[str, str] = {}
-        # Calls that have not been answered yet.
+        self._membership = Membership()
+        # Calls that have not been answered yet, and what the last one told.
         self._beats: dict[str, Any] = {}
+        self._num_requests: dict[str, int] = {}
         # What starting all at once took.
         self._start_s = 0.0
         self._startup = StartUp(process_began_unix_s())
@@ -75,18 +81,23 @@ class Cluster:
         if self._stopped():
             raise AbortedError(STOPPED)
         began_s = time.monotonic()
-        self._start_actors()
-        say(f"loading {', '.join(worker.name for worker in self._workers)}")
+        for worker in self.roster.workers.values():
+            self._actors[worker.name] = self._worker_actor(worker)
+        for name in self._routers:
+            self._actors[name] = self._router_actor(name)
+        say(f"loading {', '.join(self.roster.workers)}")
         endpoints = self._wire()
         self._start_s = time.monotonic() - began_s
         return endpoints
 
     def wait(self, say: Callable[[str], None]) -> None:
-        """Until stopped, replacing what dies."""
+        """Until stopped, replacing what dies, and following the roster."""
         controller = Controller(self, say, max(_LEAST_START_S, _SLOW_START * self._start_s))
+        rollout = Rollout(controller, self.roster, self, say)
         while not self._stopped():
             with self._ray.required():
                 controller.look()
+                rollout.look()
             self._pause(BEAT_S)
 
     # controller.Processes: health, begin, end, log.
@@ -95,22 +106,51 @@ class Cluster:
         for name, actor in self._actors.items():
             if name not in self._beats:
                 self._beats[name] = actor.beat.remote()
-        if self._beats:
-            ray.wait(list(self._beats.values()), num_returns=len(self._beats), timeout=_BEAT_TIMEOUT_S)
+        wait_for(self._beats, _BEAT_TIMEOUT_S)
         return {name: self._judge(name) for name in self._actors}
 
     def begin(self, name: str) -> None:
         self._num_begun[name] += 1
         try:
-            self._actors[name], self._starting[name] = self._started_anew(name)
+            self._actors[name], self._starting[name] = self._started(name)
         except (ValueError, ray.exceptions.RayError) as exc:
             raise KVFerryError(f"Ray starts no {name}: {exc}") from exc
 
     def end(self, name: str) -> None:
         self._starting.pop(name, None)
         self._beats.pop(name, None)
+        self._num_requests.pop(name, None)
+        self._membership.lose_router(name)
+        if name not in self.roster.workers:
+            self._membership.forget(name)
         if actor := self._actors.pop(name, None):
             ray.kill(actor)
+
+    def log(self, name: str) -> Path:
+        """Each process has its own: what one said before it died is not overwritten."""
+        again = self._num_begun[name]
+        return self._logs / (f"{name}.{again}.log" if again else f"{name}.log")
+
+    # rollout.Members: config, tell, num_requests, set_role.
+
+    def config(self, name: str) -> WorkerConfig:
+        return self._membership.configs[name]
+
+    def tell(self, draining: Collection[str], without: Collection[str]) -> bool:
+        self._membership.mark(draining, without)
+        serving = {name: self._actors[name] for name in self._routers if name in self._actors.keys() - self._starting}
+        return self._membership.tell(serving)
+
+    def num_requests(self, name: str) -> int:
+        return self._num_requests.get(name, 0)
+
+    def set_role(self, name: str, role: Role) -> None:
+        call = self._actors[name].set_role.remote(role)
+        wait_for({name: call}, _STOP_TIMEOUT_S)
+        if not has_ended(call):
+            raise KVFerryError(f"no answer within {_STOP_TIMEOUT_S:g} s")
+        self._calls.result(name, call)
+        self._membership.set_role(name, role)
 
     def stop(self) -> None:
         """End every process; harmless when done already."""
@@ -122,8 +162,7 @@ class Cluster:
             self._ray.stop()
 
     def _stop_actors(self) -> None:
-        stops = [actor.stop.remote() for actor in self._actors.values()]
-        ray.wait(stops, num_returns=len(stops), timeout=_STOP_TIMEOUT_S)
+        wait_for({name: actor.stop.remote() for name, actor in self._actors.items()}, _STOP_TIMEOUT_S)
         for actor in self._actors.values():
             ray.kill(actor)
 
@@ -132,29 +171,26 @@ class Cluster:
         while time.monotonic() < end_s and not self._stopped():
             time.sleep(_POLL_S)
 
-    def _start_actors(self) -> None:
-        for worker in self._workers:
-            self._actors[worker.name] = self._worker_actor(worker)
-        for name in self._routers:
-            self._actors[name] = self._router_actor(name)
-
-    def _started_anew(self, name: str) -> tuple[Any, Any]:
+    def _started(self, name: str) -> tuple[Any, Any]:
         """The actor, and the call that starts it: at its former address, unless it may be on another node now."""
         if name in self._routers:
             actor = self._router_actor(name)
-            return actor, actor.start.remote(self._roles(), self._startup.phases)
-        worker = next(worker for worker in self._workers if worker.name == name)
-        port = int(self._addresses[name].rpartition(":")[2]) if self._config.address is None else 0
-        actor = self._worker_actor(worker.model_copy(update={"port": port}))
+            return actor, actor.start.remote(self._membership.members(), self._startup.phases)
+        worker = self.roster.workers[name]
+        former = self._membership.addresses.get(name)
+        port = int(former.rpartition(":")[2]) if former and self._config.address is None else 0
+        actor = self._worker_actor(worker, port)
         return actor, actor.start.remote()
 
-    def _worker_actor(self, worker: WorkerConfig) -> Any:
+    def _worker_actor(self, worker: WorkerConfig, port: int = 0) -> Any:
+        self._membership.configs[worker.name] = worker
         placement = self._config.role(worker.role)
         num_gpus = 0.0
         if worker.device == "cuda" and "GPU" not in placement.resources:
             found = int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
-            num_gpus = gpu_share(worker, self._workers, found)
-        return self._actor(WorkerProcess, worker.name, worker, actor_options(placement, num_gpus))
+            num_gpus = gpu_share(worker, list(self.roster.workers.values()), found)
+        config = worker.model_copy(update={"port": port})
+        return self._actor(WorkerProcess, worker.name, config, actor_options(placement, num_gpus))
 
     def _router_actor(self, name: str) -> Any:
         placement: PlacementConfig = self._config.router
@@ -170,16 +206,16 @@ class Cluster:
 
     def _wire(self) -> Endpoints:
         """Load everything at once, then tell the routers where their workers are."""
-        loading = {worker.name: self._actors[worker.name].start.remote() for worker in self._workers}
+        loading = {name: self._actors[name].start.remote() for name in self.roster.workers}
         loaded = self._all(loading | {name: self._actors[name].prepare.remote() for name in self._routers})
         self._startup.end("load")
-        self._addresses = {name: loaded[name] for name in loading}
-        roles = self._roles()
-        endpoints = self._all({name: self._actors[name].start.remote(roles, {}) for name in self._routers})
+        self._membership.addresses = {name: loaded[name] for name in loading}
+        members = self._membership.members()
+        endpoints = self._all({name: self._actors[name].start.remote(members, {}) for name in self._routers})
         # Ready is who can answer.
         hearing = self._all({name: self._actors[name].unheard.remote(_UNHEARD_S) for name in self._routers})
         for router, unheard in hearing.items():
-            if silent := ", ".join(name for name, address in self._addresses.items() if address in unheard):
+            if silent := ", ".join(name for name, at in self._membership.addresses.items() if at in unheard):
                 raise KVFerryError(f"{router} cannot reach {silent} within {_UNHEARD_S:g} s; see {self.log(router)}")
         self._startup.end("serve")
         self._all({name: self._actors[name].ready.remote(self._startup.phases) for name in self._routers})
@@ -188,79 +224,34 @@ class Cluster:
             self._routers[name] = self._routers[name].at_ports(*(int(url.rpartition(":")[2]) for url in urls))
         return Endpoints.of([endpoints[name] for name in self._routers])
 
-    def _roles(self) -> dict[str, Role]:
-        """Of the workers, by their addresses."""
-        return {self._addresses[worker.name]: worker.role for worker in self._workers}
-
     def _all(self, calls: dict[str, Any]) -> dict[str, Any]:
-        """The results by name, or the first error as soon as it is known; one of its own after start_timeout_s."""
-        pending = {call: name for name, call in calls.items()}
-        limit_s = self._config.start_timeout_s
-        give_up_s = time.monotonic() + limit_s
-        results: dict[str, Any] = {}
-        while pending:
-            if self._stopped():
-                raise AbortedError(STOPPED)
-            if time.monotonic() > give_up_s:
-                names, log = ", ".join(pending.values()), self.log(next(iter(pending.values())))
-                raise KVFerryError(
-                    f"{names}: not started within start_timeout_s, {limit_s:g} s; raise it, or see {log}"
-                )
-            for call in ray.wait(list(pending), timeout=_POLL_S)[0]:
-                name = pending.pop(call)
-                results[name] = self._result(name, call)
-        return results
-
-    def _result(self, name: str, call: Any) -> Any:
-        try:
-            return ray.get(call)
-        except ray.exceptions.RayTaskError as exc:
-            cause = exc.cause
-            raise cause if isinstance(cause, KVFerryError) else KVFerryError(f"{name} failed: {cause}") from None
-        except ray.exceptions.RayError:
-            raise KVFerryError(f"{name} died while it started; see {self.log(name)}") from None
+        return self._calls.all(calls, self._config.start_timeout_s)
 
     def _judge(self, name: str) -> Health:
         if name in self._starting:
             return self._judge_start(name)
-        try:
-            ray.get(self._beats[name], timeout=0)
-        except ray.exceptions.GetTimeoutError:
-            return Health.SILENT
-        except ray.exceptions.ActorDiedError:
-            return Health.DEAD
-        except ray.exceptions.RayError as exc:
+        health, told = judge_beat(self._beats[name])
+        if isinstance(told, ray.exceptions.RayError):
             # Whatever it is, it is this one's trouble: asked again, and ended if it stays silent.
-            logger.warning("%s: no beat: %s", name, exc)
+            logger.warning("%s: no beat: %s", name, told)
             del self._beats[name]
-            return Health.SILENT
-        del self._beats[name]
-        return Health.ANSWERS
+        elif health is Health.ANSWERS:
+            self._num_requests[name] = told
+            del self._beats[name]
+        return health
 
     def _judge_start(self, name: str) -> Health:
-        if not ray.wait([self._starting[name]], timeout=0)[0]:
+        if not has_ended(self._starting[name]):
             return Health.STARTING
         try:
-            told = self._result(name, self._starting.pop(name))
+            told = self._calls.result(name, self._starting.pop(name))
         except KVFerryError as error:
             logger.warning("%s", error.message)
             return Health.DEAD
-        if name in self._addresses:
-            self._move(name, told)
+        if name in self.roster.workers:
+            self._membership.addresses[name] = told
         self._ray.watch_descendants()
         return Health.ANSWERS
-
-    def _move(self, name: str, address: str) -> None:
-        """One that starts now takes it up when it serves; one that dies is told all addresses when it starts anew."""
-        former, self._addresses[name] = self._addresses[name], address
-        if former != address:
-            for router in self._routers.keys() & self._actors.keys():
-                self._actors[router].move.remote(former, address)
-
-    def log(self, name: str) -> Path:
-        """Each process has its own: what one said before it died is not overwritten."""
-        again = self._num_begun[name]
-        return self._logs / (f"{name}.{again}.log" if again else f"{name}.log")
 
 
 def _node_address() -> str:

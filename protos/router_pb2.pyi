@@ -158,18 +158,20 @@ class GenerateResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_worker_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timeline: _Optional[_Union[_worker_pb2.Timeline, _Mapping]] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., choice: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("address", "state", "stats", "refused", "unfit")
+    __slots__ = ("address", "state", "stats", "refused", "unfit", "draining")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     UNFIT_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     address: str
     state: WorkerState
     stats: _worker_pb2.WorkerStats
     refused: str
     unfit: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., stats: _Optional[_Union[_worker_pb2.WorkerStats, _Mapping]] = ..., refused: _Optional[str] = ..., unfit: _Optional[_Iterable[str]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., stats: _Optional[_Union[_worker_pb2.WorkerStats, _Mapping]] = ..., refused: _Optional[str] = ..., unfit: _Optional[_Iterable[str]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class RouterStatus(_message.Message):
     __slots__ = ("name", "incarnation", "pid", "num_queued", "num_running", "policy", "num_indexed_blocks", "start_phases")

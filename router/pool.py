@@ -14,6 +14,7 @@ from router.config import RouterConfig
 from router.kv_events import follow
 from router.pairs import Pairs
 from router.prefix_index import PrefixIndex
+from router.roles import Member
 from router.worker_handle import STOPPING, WorkerHandle
 from workers.config import Role
 from workers.errors import LayoutMismatchError, UnavailableError
@@ -25,55 +26,64 @@ logger = logging.getLogger(__name__)
 class WorkerPool:
     def __init__(
         self,
-        addresses: Sequence[str] | Mapping[str, Role],
+        addresses: Sequence[str] | Mapping[str, Member],
         router_id: str,
         config: RouterConfig,
         network: Network,
     ) -> None:
-        """`addresses`: of the workers, each with the role that it is configured with, where that is known."""
+        """`addresses`: of the workers, each with what it should be, where that is known."""
         # Set on any change that may make room: those who wait look again, then clear it.
         self.changed = asyncio.Event()
         self.stopping = False
         self._config = config
-        roles = addresses if isinstance(addresses, Mapping) else {}
         self._make_handle = functools.partial(WorkerHandle, router_id=router_id, config=config, network=network)
-        self.workers = [self._handle(address, roles.get(address)) for address in addresses]
+        self.workers = [self._handle(address) for address in addresses]
+        if isinstance(addresses, Mapping):
+            for worker in self.workers:
+                worker.member = addresses[worker.address]
         # Which of them has which KV.
         self.index = PrefixIndex(config.prefix_index_blocks)
         self.pairs = Pairs(self.workers)
-        # One for each worker.
-        self._followers: list[asyncio.Task[NoReturn]] = []
+        self._followers: dict[WorkerHandle, asyncio.Task[NoReturn]] = {}
         self._introducer: asyncio.Task[NoReturn] | None = None
         # One after the other.
-        self._moving = asyncio.Lock()
+        self._changing = asyncio.Lock()
 
     async def start(self) -> None:
-        await asyncio.gather(*(worker.start() for worker in self.workers))
-        self._followers = [asyncio.create_task(follow(worker, self.index)) for worker in self.workers]
+        await self._join(self.workers)
         await self.pairs.ask()
         self._introducer = asyncio.create_task(self._introduce())
 
-    async def move(self, address: str, to: str) -> None:
-        """The worker that was at `address` is at another one from now on."""
-        async with self._moving:
-            await self._move(address, to)
+    async def set_workers(self, members: Mapping[str, Member]) -> None:
+        """These are the cluster's, by their addresses, and no others. What one that is gone had at work goes on at
+        another. Returns when those that are new answer, or have had time to."""
+        async with self._changing:
+            if self.stopping:
+                return
+            present = {worker.address: worker for worker in self.workers}
+            joining = [self._handle(address) for address in members if address not in present]
+            by_address = present | {worker.address: worker for worker in joining}
+            self.workers[:] = [by_address[address] for address in members]
+            for worker in self.workers:
+                worker.member = members[worker.address]
+            self.changed.set()
+            for address in present.keys() - members.keys():
+                await self._leave(present[address])
+            if not self.stopping:
+                await self._join(joining)
 
-    async def _move(self, address: str, to: str) -> None:
-        at = next((i for i, worker in enumerate(self.workers) if worker.address == address), None)
-        if at is None or self.stopping:
-            return
-        gone, self.workers[at] = self.workers[at], self._handle(to, self.workers[at].configured_role)
-        await close_quietly(self._followers[at])
-        await gone.stop()
-        if self.stopping:
-            return
-        self._followers[at] = asyncio.create_task(follow(self.workers[at], self.index))
-        await self.workers[at].start()
+    async def _leave(self, worker: WorkerHandle) -> None:
+        worker.fail_all(UnavailableError(f"worker {worker.name} has left the cluster"))
+        await close_quietly(self._followers.pop(worker, None))
+        await worker.stop()
 
-    def _handle(self, address: str, role: Role | None) -> WorkerHandle:
+    async def _join(self, workers: Sequence[WorkerHandle]) -> None:
+        await asyncio.gather(*(worker.start() for worker in workers))
+        self._followers |= {worker: asyncio.create_task(follow(worker, self.index)) for worker in workers}
+
+    def _handle(self, address: str) -> WorkerHandle:
         worker = self._make_handle(address)
         worker.changed = self.changed
-        worker.configured_role = role
         return worker
 
     def refuse(self) -> None:
@@ -83,7 +93,7 @@ class WorkerPool:
             worker.fail_all(UnavailableError(STOPPING))
 
     async def stop(self) -> None:
-        for task in (*self._followers, self._introducer):
+        for task in (*self._followers.values(), self._introducer):
             await close_quietly(task)
         await asyncio.gather(*(worker.stop() for worker in self.workers))
 
@@ -117,9 +127,12 @@ class WorkerPool:
 
     @property
     def expected_until_s(self) -> float:
-        """On the event loop's clock, until when a worker that is gone is expected back or replaced."""
-        gone_s = [w.gone_since_s for w in self.workers if w.gone_since_s is not None and not self.stopping]
-        return max(gone_s, default=-math.inf) + self._config.worker_wait_s
+        """On the event loop's clock, until when a worker that is gone, or about to go, is expected back or replaced."""
+        now_s = asyncio.get_running_loop().time()
+        gone_s = [now_s if w.member.draining else w.gone_since_s for w in self.workers]
+        return max((at for at in gone_s if at is not None and not self.stopping), default=-math.inf) + (
+            self._config.worker_wait_s
+        )
 
     def ready(self) -> tuple[bool, str]:
         """Whether a request could be served now, and who is missing."""
@@ -163,6 +176,7 @@ class WorkerPool:
         found, alone = [], self._alone()
         for worker in self.workers:
             status = worker.status()
+            status.draining = worker.member.draining
             status.refused = status.refused or alone.get(worker, "")
             if worker.role == "prefill" and worker.reachable:
                 status.unfit.extend(self._unfit(worker))
@@ -175,7 +189,8 @@ class WorkerPool:
         return len(self.index)
 
     def _reachable(self, role: Role) -> list[WorkerHandle]:
-        return [worker for worker in self.workers if worker.role == role and worker.reachable]
+        """Those that may get requests."""
+        return [w for w in self.workers if w.role == role and w.reachable and not w.member.draining]
 
     async def _introduce(self) -> NoReturn:
         """Workers that come to each other."""

@@ -1,10 +1,22 @@
-"""Who a worker must be: one that says so, and of the role that its cluster was configured with."""
+"""Who a worker must be: one that says so, and of the role that its cluster has it in."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from protos.worker_pb2 import WorkerStats
 from workers.config import Role
 from workers.errors import ConfigError, UnavailableError
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What a router is told of a worker of its cluster."""
+
+    # None: whatever it says.
+    role: Role | None = None
+    # It gets no new requests, and what it has goes on.
+    draining: bool = False
 
 
 def require_expected(stats: WorkerStats, address: str, configured: Role | None) -> None:

@@ -24,10 +24,11 @@ from router.http.patience import PatientProtocol
 from router.jobs.desk import JobDesk
 from router.openai.app import build_app
 from router.pool import WorkerPool
+from router.roles import Member
 from router.router import Router
 from router.tenants import KeyRing
 from router.text import TextService
-from workers.config import ModelConfig, Role
+from workers.config import ModelConfig
 from workers.errors import ConfigError, UnavailableError
 from workers.models.architecture import ArchitectureConfig, read_architecture
 from workers.models.resolve import default_served_name, resolve_model
@@ -55,7 +56,7 @@ async def serve(
     config: RouterConfig,
     model: ModelConfig,
     tokenizer: Tokenizer,
-    workers: Sequence[str] | Mapping[str, Role],
+    workers: Sequence[str] | Mapping[str, Member],
     jobs: JobsConfig | None = None,
 ) -> Serving:
     """A router over the workers at these addresses, both ports answering; with `jobs`, which names a url, durable jobs

@@ -14,9 +14,8 @@ from protos import router_pb2, worker_pb2, worker_pb2_grpc
 from router.config import RouterConfig
 from router.outputs import Outputs
 from router.prediction import Pace
-from router.roles import require_expected
+from router.roles import Member, require_expected
 from router.waits import Failable, RemoteCall, StillLimit, Wait, Waits
-from workers.config import Role
 from workers.errors import ConfigError, DeadlineError, KVFerryError, UnavailableError
 from workers.request import Request, TokenOutput
 from workers.rpc import Network, call, close_quietly, error_from_rpc
@@ -39,8 +38,7 @@ class WorkerHandle:
         self.address = address
         # Why what answers is not served by; empty: it is, or nothing answers.
         self.refused = ""
-        # None: whatever it says.
-        self.configured_role: Role | None = None
+        self.member = Member()
         self.stats = worker_pb2.WorkerStats()
         self.pace = Pace()
         # Prompt tokens sent for prefill whose token 1 has not come back.
@@ -222,7 +220,7 @@ class WorkerHandle:
         try:
             timeout_s = (_MAX_MISSES - 0.5) * self._config.heartbeat_s
             stats = (await call(self._stub.GetStats(worker_pb2.GetStatsRequest(), timeout=timeout_s))).stats
-            require_expected(stats, self.address, self.configured_role)
+            require_expected(stats, self.address, self.member.role)
         except KVFerryError as error:
             self.refused = error.message if isinstance(error, ConfigError) else ""
             # A call that timed out has waited as long as all the misses.

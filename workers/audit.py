@@ -24,6 +24,12 @@ def audit_worker(config: WorkerConfig, incarnation: str, engine: Engine, decode:
     )
 
 
+def num_requests(engine: Engine, decode: Decode) -> int:
+    """Of others than copies of another worker's KV."""
+    copies = set(decode.replicas)
+    return sum(request not in copies for _, request in _owners(engine, decode))
+
+
 def _owners(engine: Engine, decode: Decode) -> Iterator[tuple[str, Request]]:
     scheduler, quarantined = engine.scheduler, set(decode.quarantined)
     yield from (("running", request) for request in scheduler.running)

@@ -65,6 +65,11 @@ class Decode:
     def quarantined(self) -> list[Request]:
         return [hand_off.request for hand_off in self._quarantined.values()]
 
+    @property
+    def replicas(self) -> list[Request]:
+        """Copies of others' KV, on their way."""
+        return [hand_off.request for hand_off in self._replicas]
+
     def reserve(self, request: Request, address: str) -> Grant:
         """Take room for the KV of all tokens of `request`. What of it is to come, the grant tells.
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import grpc.aio
 
 from protos import kv_transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
-from workers.audit import audit_worker
-from workers.config import WorkerConfig
+from workers.audit import audit_worker, num_requests
+from workers.config import Role, WorkerConfig
 from workers.decode import Decode
 from workers.engine.engine import Engine
 from workers.engine.executor import Executor
@@ -130,6 +130,15 @@ class Worker:
         """End a request in whatever half it is. An unknown one is no error."""
         if not self._prefill.abort(request_id) and not self.decode.abort(request_id):
             self.engine.abort(request_id)
+
+    def set_role(self, role: Role) -> None:
+        """What it computes goes on: a role is what routers send it for from now on."""
+        self.config = self.config.model_copy(update={"role": role})
+
+    @property
+    def num_requests(self) -> int:
+        """That it computes, waits for the KV of or sends. Copies of others' KV do not count."""
+        return num_requests(self.engine, self.decode)
 
     def stats(self) -> worker_pb2.WorkerStats:
         transfer = self.config.transfer

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from cluster.cli import run
-from cluster.config import ClusterConfig, load_config, worker_configs
+from cluster.config import ClusterConfig, load_config
+from cluster.worker_configs import worker_configs
 from workers.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig
 
 

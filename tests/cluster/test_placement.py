@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.config import parse_config, worker_configs
+from cluster.config import parse_config
 from cluster.placement import actor_options
+from cluster.worker_configs import worker_configs
 from workers.config import PlacementConfig
 from workers.errors import ConfigError
 

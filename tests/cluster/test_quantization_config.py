@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from cluster.config import parse_config, worker_configs
+from cluster.config import parse_config
 from cluster.render import status_object, status_table
+from cluster.worker_configs import worker_configs
 from protos import router_pb2, worker_pb2
 from workers.errors import ConfigError
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from cluster.cli import run
-from cluster.config import parse_config, worker_configs
+from cluster.config import parse_config
 from cluster.gpus import gpu_share
+from cluster.worker_configs import worker_configs
 from tests.checkpoints import TinyLlama, write_folder
 from workers.config import WorkerConfig
 from workers.errors import ConfigError

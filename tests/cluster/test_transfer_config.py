@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.config import parse_config, worker_configs
+from cluster.config import parse_config
+from cluster.worker_configs import worker_configs
 from workers.errors import ConfigError
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cluster.sim.loop import run
+from router.roles import Member
 from tests.factories import prompt_of, sim_cluster
 from tests.fake_model import expected_tokens
 from workers.request import SamplingParams
@@ -26,7 +27,7 @@ def test_a_stream_that_lost_its_only_worker_goes_on_where_that_comes_back():
             await asyncio.sleep(2.0)
             # Nobody has told.
             assert cluster.pool.ready()[0] is False
-            await cluster.pool.move(former, worker.address)
+            await cluster.pool.set_workers({worker.address: Member()})
             assert await asking == expected_tokens(prompt_of(10), PARAMS)
             assert [w.address for w in cluster.pool.workers] == [worker.address]
 
@@ -37,18 +38,14 @@ def test_what_a_moved_worker_has_cached_is_known_again_and_the_rest_stays():
     async def main() -> None:
         async with sim_cluster(1, 1, enable_prefix_caching=True, hash_block_size=4) as cluster:
             await cluster.ask(prompt_of(64), request_id="before")
-            former = cluster.workers["p0"].address
             await cluster.kill("p0")
             worker = await cluster.replace_elsewhere("p0")
-            await cluster.pool.move(former, worker.address)
+            await cluster.pool.set_workers({one.address: Member() for one in cluster.workers.values()})
             kept = {w.stats.name: w.stats.incarnation for w in cluster.pool.workers}
             assert kept == {name: cluster.workers[name].incarnation for name in ("p0", "d0")}
             await cluster.ask(prompt_of(64, seed=1), request_id="after")
             await asyncio.sleep(1.0)
             assert cluster.pool.index._bits.keys() >= {worker.incarnation}
             assert cluster.pool.num_indexed_blocks >= len(worker.engine.block_manager.known_hashes) > 0
-            # Of no worker that is here.
-            await cluster.pool.move("nowhere:1", "elsewhere:1")
-            assert len(cluster.pool.workers) == 2
 
     run(main())

@@ -13,6 +13,7 @@ from cluster.sim.loop import run
 from protos import router_pb2
 from router.config import RouterConfig
 from router.pool import WorkerPool
+from router.roles import Member
 from router.router import Router
 from tests.factories import GREEDY, SimCluster, prompt_of, sim_cluster
 from tests.fake_model import expected_tokens
@@ -23,7 +24,7 @@ from workers.errors import UnavailableError
 @asynccontextmanager
 async def configured(cluster: SimCluster, **roles: Role) -> AsyncIterator[tuple[WorkerPool, Router]]:
     """A second router, which knows what these workers should be."""
-    addresses = {cluster.workers[name].address: role for name, role in roles.items()}
+    addresses = {cluster.workers[name].address: Member(role) for name, role in roles.items()}
     config = RouterConfig(rpc_timeout_s=1.0, worker_wait_s=0.5)
     pool = WorkerPool(addresses, "router-2", config, cluster.network.host())
     await pool.start()

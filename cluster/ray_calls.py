@@ -1,0 +1,78 @@
+"""Calls of Ray actors: waiting for many of them, and what their failures mean."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from cluster.controller import Health
+from cluster.ray_session import STOPPED
+from workers.errors import AbortedError, KVFerryError
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Of the processes of one cluster. A call is Ray's reference to its result."""
+
+    # Raises KVFerryError when true meanwhile.
+    stopped: Callable[[], bool]
+    # Where the process of this name writes.
+    log: Callable[[str], Path]
+
+    def all(self, calls: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """The results by name, or the first error as soon as it is known; one of its own after start_timeout_s."""
+        pending = {call: name for name, call in calls.items()}
+        give_up_s = time.monotonic() + limit_s
+        results: dict[str, Any] = {}
+        while pending:
+            if self.stopped():
+                raise AbortedError(STOPPED)
+            if time.monotonic() > give_up_s:
+                names, log = ", ".join(pending.values()), self.log(next(iter(pending.values())))
+                raise KVFerryError(
+                    f"{names}: not started within start_timeout_s, {limit_s:g} s; raise it, or see {log}"
+                )
+            for call in ray.wait(list(pending), timeout=_POLL_S)[0]:
+                name = pending.pop(call)
+                results[name] = self.result(name, call)
+        return results
+
+    def result(self, name: str, call: Any) -> Any:
+        """Of a call that has ended. Raises KVFerryError."""
+        try:
+            return ray.get(call)
+        except ray.exceptions.RayTaskError as exc:
+            cause = exc.cause
+            raise cause if isinstance(cause, KVFerryError) else KVFerryError(f"{name} failed: {cause}") from None
+        except ray.exceptions.RayError:
+            raise KVFerryError(f"{name} died while it started; see {self.log(name)}") from None
+
+
+def wait_for(calls: Mapping[str, Any], timeout_s: float) -> None:
+    """Until all have ended, however they have."""
+    if calls:
+        ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout_s)
+
+
+def has_ended(call: Any) -> bool:
+    return bool(ray.wait([call], timeout=0)[0])
+
+
+def judge_beat(call: Any) -> tuple[Health, Any]:
+    """What a beat tells of its process, and its result where it answered. Silent without an error: it may yet."""
+    try:
+        return Health.ANSWERS, ray.get(call, timeout=0)
+    except ray.exceptions.GetTimeoutError:
+        return Health.SILENT, None
+    except ray.exceptions.ActorDiedError:
+        return Health.DEAD, None
+    except ray.exceptions.RayError as exc:
+        return Health.SILENT, exc
