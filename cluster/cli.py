@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cluster.cli_config import config
+from cluster.cli_control import flip, restart, scale
 from cluster.cli_jobs import jobs, submit
 from cluster.cli_target import name_option as _name
 from cluster.cli_target import running_target as _running_target
@@ -220,6 +221,9 @@ def keys_new(**entry: Any) -> None:
 
 
 cli.add_command(config)
+cli.add_command(scale)
+cli.add_command(flip)
+cli.add_command(restart)
 cli.add_command(submit)
 cli.add_command(jobs)
 cli.add_command(plan)

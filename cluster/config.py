@@ -57,8 +57,8 @@ class RoleConfig(PlacementConfig):
 
 class ScalingConfig(Strict):
     drain_timeout_s: float = Field(default=30.0, ge=0)
-    """A worker that is to leave, to be started anew or to change its role gets no new requests, and those that it has
-    may end within so long; then they go on at others."""
+    """A worker that is to leave, to be started anew or to change its role gets no new requests, and what it has may end
+    within so long. What is left then goes on at others."""
 
 
 class ClusterConfig(EngineConfig):

@@ -147,7 +147,7 @@ class Controller:
         self._say(f"{name} {how}: it is started anew {when}; see {log}")
 
     def _begin(self, name: str, watched: _Watched) -> None:
-        watched.due_s, watched.answered = None, False
+        watched.due_s, watched.answered, watched.health = None, False, Health.STARTING
         watched.began_s = watched.heard_s = self._clock()
         try:
             self._processes.begin(name)

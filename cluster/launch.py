@@ -18,6 +18,7 @@ import ray.util
 
 from cluster.actors import BEAT_S, RouterProcess, WorkerProcess
 from cluster.config import ClusterConfig, router_replicas
+from cluster.control import Control, Events, listening
 from cluster.controller import Controller, Health
 from cluster.endpoints import Endpoints
 from cluster.gpus import gpu_share
@@ -28,7 +29,7 @@ from cluster.ray_session import STOPPED, RaySession
 from cluster.rollout import Rollout
 from cluster.roster import Roster
 from cluster.worker_configs import worker_configs
-from workers.config import PlacementConfig, Role, WorkerConfig
+from workers.config import PlacementConfig, WorkerConfig
 from workers.errors import AbortedError, KVFerryError
 from workers.startup import StartUp, process_began_unix_s
 
@@ -90,15 +91,19 @@ class Cluster:
         self._start_s = time.monotonic() - began_s
         return endpoints
 
-    def wait(self, say: Callable[[str], None]) -> None:
-        """Until stopped, replacing what dies, and following the roster."""
-        controller = Controller(self, say, max(_LEAST_START_S, _SLOW_START * self._start_s))
-        rollout = Rollout(controller, self.roster, self, say)
-        while not self._stopped():
-            with self._ray.required():
-                controller.look()
-                rollout.look()
-            self._pause(BEAT_S)
+    def wait(self, say: Callable[[str], None], tell: Callable[[str], None]) -> None:
+        """Until stopped, replacing what dies and carrying out what is asked for at the address that `tell` gets."""
+        events = Events(say)
+        controller = Controller(self, events, max(_LEAST_START_S, _SLOW_START * self._start_s))
+        rollout = Rollout(controller, self.roster, self, events)
+        control = Control(self.roster, rollout, events)
+        with listening(control) as target:
+            tell(target)
+            while not self._stopped():
+                with self._ray.required():
+                    controller.look()
+                    rollout.look()
+                self._pause(BEAT_S, control.carry_out)
 
     # controller.Processes: health, begin, end, log.
 
@@ -131,7 +136,7 @@ class Cluster:
         again = self._num_begun[name]
         return self._logs / (f"{name}.{again}.log" if again else f"{name}.log")
 
-    # rollout.Members: config, tell, num_requests, set_role.
+    # rollout.Members: config, tell, num_requests, become.
 
     def config(self, name: str) -> WorkerConfig:
         return self._membership.configs[name]
@@ -144,13 +149,13 @@ class Cluster:
     def num_requests(self, name: str) -> int:
         return self._num_requests.get(name, 0)
 
-    def set_role(self, name: str, role: Role) -> None:
-        call = self._actors[name].set_role.remote(role)
-        wait_for({name: call}, _STOP_TIMEOUT_S)
+    def become(self, config: WorkerConfig) -> None:
+        call = self._actors[config.name].set_role.remote(config.role)
+        wait_for({config.name: call}, _STOP_TIMEOUT_S)
         if not has_ended(call):
             raise KVFerryError(f"no answer within {_STOP_TIMEOUT_S:g} s")
-        self._calls.result(name, call)
-        self._membership.set_role(name, role)
+        self._calls.result(config.name, call)
+        self._membership.configs[config.name] = config
 
     def stop(self) -> None:
         """End every process; harmless when done already."""
@@ -166,9 +171,10 @@ class Cluster:
         for actor in self._actors.values():
             ray.kill(actor)
 
-    def _pause(self, duration_s: float) -> None:
+    def _pause(self, duration_s: float, meanwhile: Callable[[], None]) -> None:
         end_s = time.monotonic() + duration_s
         while time.monotonic() < end_s and not self._stopped():
+            meanwhile()
             time.sleep(_POLL_S)
 
     def _started(self, name: str) -> tuple[Any, Any]:

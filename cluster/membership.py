@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster.ray_calls import has_ended
 from router.roles import Member
-from workers.config import Role, WorkerConfig
+from workers.config import WorkerConfig
 
 
 class Membership:
@@ -31,9 +31,6 @@ class Membership:
             for name, address in self.addresses.items()
             if name not in self._without
         }
-
-    def set_role(self, name: str, role: Role) -> None:
-        self.configs[name] = self.configs[name].model_copy(update={"role": role})
 
     def forget(self, worker: str) -> None:
         self.addresses.pop(worker, None)

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from cluster.controller import Controller
 from cluster.roster import Roster
-from workers.config import Role, WorkerConfig
+from workers.config import WorkerConfig
 from workers.errors import KVFerryError
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Members(Protocol):
     """The cluster's workers."""
 
     def config(self, name: str) -> WorkerConfig:
-        """As which it was begun, or has become by set_role."""
+        """As which it was begun, or has become."""
 
     def tell(self, draining: Collection[str], without: Collection[str]) -> bool:
         """Let the routers know all workers that have served, `without` some, some of them as draining. Whether each
@@ -37,8 +37,8 @@ class Members(Protocol):
     def num_requests(self, name: str) -> int:
         """That this worker had at the last look."""
 
-    def set_role(self, name: str, role: Role) -> None:
-        """Raises KVFerryError when it does not take it up."""
+    def become(self, config: WorkerConfig) -> None:
+        """The worker of that name has that role from now on. Raises KVFerryError when it does not take it up."""
 
 
 @dataclass(slots=True)
@@ -112,8 +112,9 @@ class Rollout:
         return None
 
     def _is_right(self, name: str) -> bool:
-        is_current = self._members.config(name) == self._roster.workers[name] and not self._needs_restart(name)
-        return is_current and self._controller.serves(name)
+        if not self._controller.serves(name):
+            return False
+        return self._members.config(name) == self._roster.workers[name] and not self._needs_restart(name)
 
     def _needs_restart(self, name: str) -> bool:
         """Rather than a call that changes its role, if anything."""
@@ -160,7 +161,7 @@ class Rollout:
             self._controller.restart(name)
         elif change.kind == "flip":
             try:
-                self._members.set_role(name, self._roster.workers[name].role)
+                self._members.become(self._roster.workers[name])
             except KVFerryError as error:
                 logger.warning("%s does not change its role: %s", name, error.message)
                 return

@@ -33,9 +33,7 @@ class Roster:
 
     def scale(self, replicas: Mapping[str, int]) -> None:
         """As many workers of each role that is named. Of too many the latest go."""
-        for role in replicas:
-            _require_role(role)
-        wanted = self.replicas() | replicas
+        wanted = self.replicas() | {_require_role(role): count for role, count in replicas.items()}
         config = self._with_replicas(wanted)
         workers = dict(self.workers)
         for role in ROLES:

@@ -28,6 +28,8 @@ class State:
     started_at_s: float
     http_endpoint: str = ""
     grpc_endpoint: str = ""
+    # Where its controller is asked: a channel's target.
+    control: str = ""
 
     @property
     def ready(self) -> bool:

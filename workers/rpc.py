@@ -117,12 +117,17 @@ class GrpcNetwork:
 
 
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: KVFerryError) -> NoReturn:
-    """End a server's call with this error, its class and param in the trailing metadata."""
+    """End a server's call with this error."""
+    await context.abort(error.grpc_code, error.message, error_trailers(error))
+
+
+def error_trailers(error: KVFerryError) -> tuple[tuple[str, str], ...]:
+    """The trailing metadata from which a caller makes the same error: its class, param, code and when to retry."""
     metadata = [(_ERROR_KEY, type(error).__name__)]
     metadata += [(key, value) for key, value in ((_PARAM_KEY, error.param), (_CODE_KEY, error.code)) if value]
     if isinstance(error, errors.OverloadedError):
         metadata.append((_RETRY_KEY, f"{error.retry_after_s:.3f}"))
-    await context.abort(error.grpc_code, error.message, tuple(metadata))
+    return tuple(metadata)
 
 
 def error_from_rpc(exc: grpc.RpcError) -> KVFerryError:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from cluster import up
 from cluster.caveats import caveats
 from cluster.cli import run
 from cluster.config import parse_config
+from cluster.endpoints import Endpoints
 from tests.checkpoints import TinyLlama, write_folder
 from workers.config import EngineConfig, Quantization
 from workers.engine.model_runner import ModelRunner
@@ -104,11 +105,11 @@ def test_weights_that_cannot_be_kept_so_are_refused_by_the_command_and_by_a_work
 
 
 def test_up_tells_the_same(monkeypatch):
-    cluster = SimpleNamespace(wait=lambda say: None)
+    cluster = SimpleNamespace(wait=lambda say, tell: None)
 
     @contextmanager
     def running(config: Any, say: Any) -> Iterator[Any]:
-        yield cluster, SimpleNamespace(http="h", grpc="g")
+        yield up.Running(cast(Any, cluster), Endpoints("h", "g"), lambda target: None)
 
     monkeypatch.setattr(up, "running", running)
     config, said = parse_config(UNEQUAL, "c.yaml"), list[str]()
