@@ -24,7 +24,7 @@ max_model_len: 2048
 telemetry: {{log_format: json, metrics_port: 0, vllm_metrics: true, otlp_endpoint: {endpoint}}}
 transfer: {{frame_bytes: 65536}}
 faults:
-  - {{fault: corrupt_frame, worker: decode-0, probability: 0.02}}
+  - {{fault: corrupt_frame, worker: decode-0, skip: 3, count: 2}}
   - {{fault: kill, worker: decode-0, at: output, skip: 40}}
 """
 HEAL_S = 60.0
