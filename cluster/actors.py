@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config import ClusterConfig, RouterReplica
+from cluster.logs import write_all_output_to
 from cluster.state import StateFolder
 from router.config import JobsConfig
 from router.roles import Member
@@ -18,9 +19,14 @@ from workers.allocator import keep_freed_memory
 from workers.config import Role, WorkerConfig
 from workers.errors import KVFerryError
 from workers.garbage import spare_what_is_loaded
+from workers.rpc import close_quietly
 from workers.startup import Phases, StartUp, process_began_unix_s
+from workers.telemetry_config import TelemetryConfig
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from cluster.worker_port import MetricsPort
     from router.server import Serving
     from workers.tokenizer import Tokenizer
     from workers.worker import Worker
@@ -37,14 +43,14 @@ BEAT_S = 0.5
 class Process:
     """What every one does: log to its own file, and end itself when its cluster's process is heard of no more."""
 
-    def __init__(self, log: Path, orphan_s: float | None) -> None:
+    def __init__(self, name: str, telemetry: TelemetryConfig, log: Path, orphan_s: float | None) -> None:
         self._log = log
         # None: somebody else ends orphans.
         self._orphan_s = orphan_s
         self._end: asyncio.TimerHandle | None = None
         self._startup = StartUp(process_began_unix_s())
         self._startup.end("process")
-        _write_all_output_to(log)
+        write_all_output_to(log, name, telemetry.log_format)
 
     async def beat(self) -> int:
         """The cluster's process is there. How many requests this one has."""
@@ -69,9 +75,11 @@ class WorkerProcess(Process):
         self, config: WorkerConfig, log: Path, orphan_s: float | None, node_address: Callable[[], str] | None = None
     ) -> None:
         """`node_address`: where other nodes reach this one, asked here; None: nobody else's node is concerned."""
-        super().__init__(log, orphan_s)
+        super().__init__(config.name, config.telemetry, log, orphan_s)
         self._config = config.model_copy(update={"host": node_address()}) if node_address else config
         self._worker: Worker | None = None
+        self._gpu_watch: asyncio.Task[None] | None = None
+        self._metrics: MetricsPort | None = None
         _keep_to_cores(config)
         keep_freed_memory()
 
@@ -85,6 +93,7 @@ class WorkerProcess(Process):
             worker = Worker(self._config, startup=self._startup)
             address = await worker.start()
             self._worker = worker  # Before that there is nothing to stop.
+            self._observe(worker)
             spare_what_is_loaded()
             return address
 
@@ -93,11 +102,24 @@ class WorkerProcess(Process):
         self._worker.set_role(role)
 
     async def stop(self) -> None:
+        await close_quietly(self._gpu_watch)
+        if self._metrics:
+            await self._metrics.close()
         if self._worker:
             await self._worker.stop()
 
     def _num_requests(self) -> int:
         return self._worker.num_requests if self._worker else 0
+
+    def _observe(self, worker: Worker) -> None:
+        if self._config.device == "cuda":
+            from cluster.gpu_watch import watch_gpus
+
+            self._gpu_watch = asyncio.create_task(watch_gpus(worker))
+        if self._config.telemetry.metrics_port is not None:
+            from cluster.worker_port import MetricsPort
+
+            self._metrics = MetricsPort(worker, self._config.telemetry.metrics_port)
 
 
 class RouterProcess(Process):
@@ -107,13 +129,14 @@ class RouterProcess(Process):
         self, replica: RouterReplica, log: Path, orphan_s: float | None, node_address: Callable[[], str] | None = None
     ) -> None:
         """`node_address`: as a worker's."""
-        super().__init__(log, orphan_s)
+        super().__init__(replica.name, replica.cluster.telemetry, log, orphan_s)
         self._node_address = node_address
         self._serving = asyncio.Event()
         self._name = replica.name
         self._config = replica.cluster
         self._tokenizer: Tokenizer | None = None
         self._server: Serving | None = None
+        self._tracing: TracerProvider | None = None
 
     async def prepare(self) -> None:
         """What needs no worker: imports and the tokenizer. Raises KVFerryError."""
@@ -139,6 +162,7 @@ class RouterProcess(Process):
             config = self._config
             identity, jobs = Identity(self._name, config.name), _kept_jobs(config)
             self._server = await serve(identity, config.router, config, self._tokenizer, workers, jobs)
+            self._observe(self._server)
             self._startup.end("serve")
             self._server.server.start_phases = self._startup.phases
             self._server.server.cluster_start_phases = cluster_phases
@@ -172,6 +196,20 @@ class RouterProcess(Process):
     async def stop(self) -> None:
         if self._server:
             await self._server.stop()
+        if self._tracing:
+            await asyncio.to_thread(self._tracing.shutdown)
+
+    def _observe(self, serving: Serving) -> None:
+        telemetry, text = self._config.telemetry, serving.server.text
+        if telemetry.vllm_metrics:
+            text.metrics.add_vllm_names()
+        if telemetry.otlp_endpoint:
+            from cluster.otlp import tracer_provider
+            from router.spans import Spans
+
+            self._tracing = tracer_provider(telemetry.otlp_endpoint, self._name, self._config.name)
+            spans = Spans(self._tracing.get_tracer("kvferry"), text.served_model_names[0])
+            serving.router.traces.on_end = spans.tell
 
     def _num_requests(self) -> int:
         return self._server.router.num_running + self._server.router.num_queued if self._server else 0
@@ -200,16 +238,6 @@ def _keep_to_cores(config: WorkerConfig) -> None:
     if config.num_threads:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ[name] = str(config.num_threads)
-
-
-def _write_all_output_to(log: Path) -> None:
-    """Python's log and whatever else is printed, by native code too."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
 
 
 @contextmanager

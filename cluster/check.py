@@ -14,6 +14,7 @@ from cluster.caveats import Finding, caveats
 from cluster.config import ClusterConfig, router_replicas
 from cluster.gpus import gpu_share
 from cluster.memory import Memory, gpu_memory, host_memory
+from cluster.otlp import require_otel
 from cluster.ports import refuse_busy_ports, require_listener
 from cluster.worker_configs import worker_configs
 from workers.config import WorkerConfig
@@ -75,6 +76,9 @@ def examine(config: ClusterConfig, find_model: Callable[[str], Path | None], wit
             from router.jobs.database import check_url
 
             check_url(config.jobs.url)
+    with report.noting():
+        if config.telemetry.otlp_endpoint is not None:
+            require_otel()
     with report.noting():
         workers = worker_configs(config)
         report.caveats += caveats(config)

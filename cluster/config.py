@@ -27,6 +27,7 @@ from workers.config import (
 from workers.errors import ConfigError
 from workers.fault_config import Fault
 from workers.strict import Strict
+from workers.telemetry_config import TelemetryConfig
 
 _LAST_PORT = 65535
 _ROLES: tuple[Role, ...] = get_args(Role)
@@ -85,6 +86,8 @@ class ClusterConfig(EngineConfig):
     """Workers that do both, without a hand-off. A file that sets only these has no others."""
     scaling: ScalingConfig = ScalingConfig()
     """How workers come, go and change while requests are under way."""
+    telemetry: TelemetryConfig = TelemetryConfig()
+    """What processes tell of themselves: logs, metrics and traces."""
     faults: tuple[Fault, ...] = ()
     """Injected, to test what is built on a cluster: `kvferry up --allow-faults`."""
 
@@ -194,7 +197,8 @@ class ClusterConfig(EngineConfig):
     def worker_settings(self, role: Role) -> dict[str, Any]:
         """What every worker of a role has."""
         shared = self.model_dump(include=set(EngineConfig.model_fields))
-        own: dict[str, Any] = {"role": role, "transfer": self.transfer, "faults": self.faults}
+        shares = ("transfer", "telemetry", "faults")
+        own: dict[str, Any] = {"role": role, **{key: getattr(self, key) for key in shares}}
         if role == "decode" and self.prefill.replicas:
             own["prefill_quantization"] = self.prefill.quantization or self.quantization
         return {**shared, **self.role(role).overrides(), **own}

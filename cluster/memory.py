@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from workers.nvml import known, opened, visible_gpus
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -47,23 +48,8 @@ def _groups() -> Iterator[Path]:
 
 
 def gpu_memory() -> list[Memory]:
-    """Of each GPU that processes started from here may use; none where there is no driver."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        infos = [pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in _visible(pynvml)]
-    finally:
-        pynvml.nvmlShutdown()
-    return [Memory(int(info.total), int(info.free)) for info in infos]
-
-
-def _visible(pynvml: object) -> list[int]:
-    count: int = pynvml.nvmlDeviceGetCount()  # type: ignore[attr-defined]
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None or not all(part.strip().isdigit() for part in chosen.split(",") if part):
-        return list(range(count))
-    return [int(part) for part in chosen.split(",") if part and int(part) < count]
+    """Of each GPU that processes started from here may use and that answers; none where there is no driver."""
+    with opened() as nvml:
+        handles = visible_gpus(nvml) if nvml else []
+        infos = [known(nvml, "nvmlDeviceGetMemoryInfo", handle) for handle in handles]
+    return [Memory(int(info.total), int(info.free)) for info in infos if info]

@@ -179,9 +179,70 @@ class StartPhase(_message.Message):
     seconds: float
     def __init__(self, name: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
+class Buckets(_message.Message):
+    __slots__ = ("bounds", "counts", "sum")
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    sum: float
+    def __init__(self, bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ..., sum: _Optional[float] = ...) -> None: ...
+
+class GpuLink(_message.Message):
+    __slots__ = ("uuid", "path", "num_nvlinks")
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    NUM_NVLINKS_FIELD_NUMBER: _ClassVar[int]
+    uuid: str
+    path: str
+    num_nvlinks: int
+    def __init__(self, uuid: _Optional[str] = ..., path: _Optional[str] = ..., num_nvlinks: _Optional[int] = ...) -> None: ...
+
+class GpuStats(_message.Message):
+    __slots__ = ("index", "uuid", "name", "utilization", "memory_used_bytes", "memory_total_bytes", "power_w", "links")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POWER_W_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    uuid: str
+    name: str
+    utilization: float
+    memory_used_bytes: int
+    memory_total_bytes: int
+    power_w: float
+    links: _containers.RepeatedCompositeFieldContainer[GpuLink]
+    def __init__(self, index: _Optional[int] = ..., uuid: _Optional[str] = ..., name: _Optional[str] = ..., utilization: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., power_w: _Optional[float] = ..., links: _Optional[_Iterable[_Union[GpuLink, _Mapping]]] = ...) -> None: ...
+
 class WorkerStats(_message.Message):
-    __slots__ = ("name", "role", "incarnation", "node", "pid", "block_size", "blocks_total", "blocks_free", "blocks_cached", "blocks_reserved", "blocks_in_use", "blocks_quarantined", "num_running", "num_waiting", "num_waiting_for_kv", "num_queued_tokens", "max_num_batched_tokens", "max_num_running", "num_steps", "num_prompt_tokens_computed", "num_output_tokens", "num_preemptions", "kv_bytes_sent", "kv_bytes_received", "num_frames_overlapped", "num_frames_sent", "num_frames_received", "peers", "cpu_affinity", "fingerprint", "num_draft_tokens", "num_accepted_tokens", "replicates", "kv_bytes_replicated", "num_replicas_refused", "hash_block_size", "decode_step_s", "prompt_token_s", "steps_s", "quantization", "kernels", "start_phases")
+    __slots__ = ("name", "role", "incarnation", "node", "pid", "block_size", "blocks_total", "blocks_free", "blocks_cached", "blocks_reserved", "blocks_in_use", "blocks_quarantined", "num_running", "num_waiting", "num_waiting_for_kv", "num_queued_tokens", "max_num_batched_tokens", "max_num_running", "num_steps", "num_prompt_tokens_computed", "num_output_tokens", "num_preemptions", "kv_bytes_sent", "kv_bytes_received", "num_frames_overlapped", "num_frames_sent", "num_frames_received", "peers", "cpu_affinity", "fingerprint", "num_draft_tokens", "num_accepted_tokens", "replicates", "kv_bytes_replicated", "num_replicas_refused", "hash_block_size", "decode_step_s", "prompt_token_s", "steps_s", "quantization", "kernels", "start_phases", "num_prefix_queried_tokens", "num_prefix_hit_tokens", "num_hand_offs_started", "num_hand_offs_committed", "num_hand_offs_released", "hand_offs_failed", "num_grants", "num_grants_expired", "num_grants_refused", "send_failures", "receive_failures", "transfer_s", "transfer_unhidden_s", "gpus", "metrics_address")
     class KernelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class HandOffsFailedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class SendFailuresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class ReceiveFailuresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +291,21 @@ class WorkerStats(_message.Message):
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
     START_PHASES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFIX_QUERIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFIX_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HAND_OFFS_STARTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_HAND_OFFS_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_HAND_OFFS_RELEASED_FIELD_NUMBER: _ClassVar[int]
+    HAND_OFFS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    NUM_GRANTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_GRANTS_EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    NUM_GRANTS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SEND_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVE_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_UNHIDDEN_S_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     name: str
     role: str
     incarnation: str
@@ -272,7 +348,22 @@ class WorkerStats(_message.Message):
     quantization: str
     kernels: _containers.ScalarMap[str, int]
     start_phases: _containers.RepeatedCompositeFieldContainer[StartPhase]
-    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[str] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., block_size: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_reserved: _Optional[int] = ..., blocks_in_use: _Optional[int] = ..., blocks_quarantined: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_for_kv: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_running: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_prompt_tokens_computed: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., num_frames_overlapped: _Optional[int] = ..., num_frames_sent: _Optional[int] = ..., num_frames_received: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStats, _Mapping]]] = ..., cpu_affinity: _Optional[_Iterable[int]] = ..., fingerprint: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., replicates: _Optional[bool] = ..., kv_bytes_replicated: _Optional[int] = ..., num_replicas_refused: _Optional[int] = ..., hash_block_size: _Optional[int] = ..., decode_step_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., steps_s: _Optional[float] = ..., quantization: _Optional[str] = ..., kernels: _Optional[_Mapping[str, int]] = ..., start_phases: _Optional[_Iterable[_Union[StartPhase, _Mapping]]] = ...) -> None: ...
+    num_prefix_queried_tokens: int
+    num_prefix_hit_tokens: int
+    num_hand_offs_started: int
+    num_hand_offs_committed: int
+    num_hand_offs_released: int
+    hand_offs_failed: _containers.ScalarMap[str, int]
+    num_grants: int
+    num_grants_expired: int
+    num_grants_refused: int
+    send_failures: _containers.ScalarMap[str, int]
+    receive_failures: _containers.ScalarMap[str, int]
+    transfer_s: Buckets
+    transfer_unhidden_s: Buckets
+    gpus: _containers.RepeatedCompositeFieldContainer[GpuStats]
+    metrics_address: str
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[str] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., block_size: _Optional[int] = ..., blocks_total: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_reserved: _Optional[int] = ..., blocks_in_use: _Optional[int] = ..., blocks_quarantined: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_for_kv: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_running: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_prompt_tokens_computed: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., num_frames_overlapped: _Optional[int] = ..., num_frames_sent: _Optional[int] = ..., num_frames_received: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStats, _Mapping]]] = ..., cpu_affinity: _Optional[_Iterable[int]] = ..., fingerprint: _Optional[str] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., replicates: _Optional[bool] = ..., kv_bytes_replicated: _Optional[int] = ..., num_replicas_refused: _Optional[int] = ..., hash_block_size: _Optional[int] = ..., decode_step_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., steps_s: _Optional[float] = ..., quantization: _Optional[str] = ..., kernels: _Optional[_Mapping[str, int]] = ..., start_phases: _Optional[_Iterable[_Union[StartPhase, _Mapping]]] = ..., num_prefix_queried_tokens: _Optional[int] = ..., num_prefix_hit_tokens: _Optional[int] = ..., num_hand_offs_started: _Optional[int] = ..., num_hand_offs_committed: _Optional[int] = ..., num_hand_offs_released: _Optional[int] = ..., hand_offs_failed: _Optional[_Mapping[str, int]] = ..., num_grants: _Optional[int] = ..., num_grants_expired: _Optional[int] = ..., num_grants_refused: _Optional[int] = ..., send_failures: _Optional[_Mapping[str, int]] = ..., receive_failures: _Optional[_Mapping[str, int]] = ..., transfer_s: _Optional[_Union[Buckets, _Mapping]] = ..., transfer_unhidden_s: _Optional[_Union[Buckets, _Mapping]] = ..., gpus: _Optional[_Iterable[_Union[GpuStats, _Mapping]]] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
     __slots__ = ()

@@ -226,7 +226,8 @@ class Admission:
         except OverloadedError:
             return None
         except (UnavailableError, DeadlineError) as error:
-            logger.warning("%s: no grant from %s: %s", request.request_id, decode.address, error.message)
+            extra = {"request_id": request.request_id}
+            logger.warning("%s: no grant from %s: %s", request.request_id, decode.address, error.message, extra=extra)
         except asyncio.CancelledError:
             self._take_back(decode, request)
             raise

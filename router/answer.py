@@ -202,6 +202,7 @@ class Answer:
         num_prompt_tokens = len(self._request.prompt_token_ids)
         # All choices have one prompt.
         self._metrics.finished(reason, 0 if self._choice else num_prompt_tokens)
+        self._metrics.lengths(num_prompt_tokens, self.num_tokens, self._request.params)
         if self._timed:
             self._metrics.times(end_s - arrived_s, tpot_s, timeline)
         chunk.finish_reason = reason

@@ -15,7 +15,7 @@ from router.jobs.tenant import calling_tenant
 from router.structured import native_grammar
 from router.tenants import require_admin
 from router.text import Prompt, TextService, new_request_id
-from router.traces import Traces
+from router.traces import TRACEPARENT, Traces
 from workers.chat_template import Chat
 from workers.errors import InvalidRequestError, KVFerryError
 from workers.request import Slo, Terms
@@ -45,6 +45,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     # Writes rather than yields: a cancelled call then ends inside this coroutine, which aborts the request at once.
     async def Generate(self, request: router_pb2.GenerateRequest, context: GenerateContext) -> None:  # type: ignore[override]
+        TRACEPARENT.set(_traceparent(context))
         try:
             prepared = await prepare(self._text, request)
             await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
@@ -54,7 +55,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         except KVFerryError as error:
             await abort_with(context, error)
         except Exception:
-            logger.exception("%s: internal error", request.request_id)
+            extra = {"request_id": request.request_id}
+            logger.exception("%s: internal error", request.request_id, extra=extra)
             await abort_with(context, KVFerryError("internal error; the router's log has the reason"))
 
     async def GetStatus(
@@ -72,6 +74,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     @typed_errors
     async def GetTrace(self, request: router_pb2.GetTraceRequest, context: TraceContext) -> router_pb2.GetTraceResponse:
         return router_pb2.GetTraceResponse(traces=self._traces.tell(request.request_id, calling_tenant()))
+
+
+def _traceparent(context: GenerateContext) -> str:
+    metadata = context.invocation_metadata() or ()
+    return next((str(value) for key, value in metadata if key == "traceparent"), "")
 
 
 async def prepare(text: TextService, request: router_pb2.GenerateRequest) -> TextRequest:

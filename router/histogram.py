@@ -6,13 +6,14 @@ does for a token; one event loop observes.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
+
+from workers.buckets import Buckets
 
 
 class Histogram(Collector):
@@ -24,23 +25,17 @@ class Histogram(Collector):
         self._name = name
         self._text = text
         self._model_name = model_name
-        self._bounds = [*map(float, buckets), float("inf")]
-        self._counts = [0] * len(self._bounds)
-        self._sum = 0.0
+        self._buckets = Buckets(buckets)
+        self.observe = self._buckets.observe
         registry.register(self)
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
 
     def describe(self) -> Iterable[Metric]:
         return []
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._text, labels=["model_name"])
-        bounds = map(floatToGoString, self._bounds)
-        counts = zip(bounds, map(float, accumulate(self._counts)), strict=True)
-        family.add_metric([self._model_name], buckets=[*counts], sum_value=self._sum)
+        counted = cumulative(self._buckets.bounds, self._buckets.counts)
+        family.add_metric([self._model_name], buckets=counted, sum_value=self._buckets.sum)
         yield family
 
 
@@ -64,3 +59,9 @@ class Tally(Collector):
         family = CounterMetricFamily(self._name, self._text, labels=["model_name"])
         family.add_metric([self._model_name], float(self._count))
         yield family
+
+
+def cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """A histogram's buckets as Prometheus writes them."""
+    names = map(floatToGoString, (*bounds, float("inf")))
+    return list(zip(names, map(float, accumulate(counts)), strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -10,9 +10,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from protos import router_pb2
-from protos.worker_pb2 import WorkerStats
 from router.histogram import Histogram, Tally
-from workers.request import FinishReason
+from router.vllm_metrics import VllmNames
+from router.worker_metrics import WorkerMetrics
+from workers.request import FinishReason, SamplingParams
 from workers.timeline import Timeline
 
 _TTFT_BUCKETS_S = (
@@ -40,37 +41,25 @@ _TTFT_BUCKETS_S = (
 _TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 _REQUEST_BUCKETS_S = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 
-# Histogram of a phase -> its field of Timeline.
+# Field of Timeline: the histogram of that phase, and what it says.
 _PHASES = {
-    "request_queue_time_seconds": "queued_s",
-    "request_prefill_queue_time_seconds": "prefill_queued_s",
-    "request_prefill_time_seconds": "prefill_s",
-    "request_transfer_time_seconds": "transfer_s",
-    "request_transfer_unhidden_time_seconds": "transfer_unhidden_s",
-    "request_decode_queue_time_seconds": "decode_queued_s",
-    "request_decode_time_seconds": "decode_s",
+    "queued_s": ("request_queue_time_seconds", "Seconds in the router's queue."),
+    "prefill_queued_s": ("request_prefill_queue_time_seconds", "Seconds at the prefill worker before its first step."),
+    "prefill_s": ("request_prefill_time_seconds", "Seconds from the first step to token 1."),
+    "transfer_s": ("request_transfer_time_seconds", "Seconds that KV was on its way, which overlaps prefill."),
+    "transfer_unhidden_s": (
+        "request_transfer_unhidden_time_seconds",
+        "Seconds of the transfer that prefill did not hide.",
+    ),
+    "decode_queued_s": ("request_decode_queue_time_seconds", "Seconds at the decode worker before its first step."),
+    "decode_s": ("request_decode_time_seconds", "Seconds from the decode worker's first step to the last token."),
 }
-_BLOCK_STATES = ("free", "cached", "reserved", "in_use", "quarantined")
-_WORKER_GAUGES = ("blocks_total", "num_running", "num_waiting", "num_waiting_for_kv", "num_queued_tokens")
-_WORKER_COUNTERS = (
-    "num_steps",
-    "num_prompt_tokens_computed",
-    "num_output_tokens",
-    "num_preemptions",
-    "num_draft_tokens",
-    "num_accepted_tokens",
-    "kv_bytes_sent",
-    "kv_bytes_received",
-    "num_frames_sent",
-    "num_frames_received",
-    "num_frames_overlapped",
-    "kv_bytes_replicated",
-    "num_replicas_refused",
-)
+_LENGTH_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+_CHOICE_BUCKETS = (1, 2, 5, 10, 20)
 
 
 class Load(Protocol):
-    """What of the router is shown: requests that wait for a worker, and that have one."""
+    """What of the router is shown: requests that wait for a worker, and that have one; tries that were not the last."""
 
     @property
     def num_queued(self) -> int: ...
@@ -78,23 +67,35 @@ class Load(Protocol):
     @property
     def num_running(self) -> int: ...
 
+    @property
+    def num_retries(self) -> Mapping[str, int]: ...
+
 
 class RouterMetrics:
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
+        self._vllm: CollectorRegistry | None = None
         self._model_name = model_name
-        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to token 1.", _TTFT_BUCKETS_S)
+        self._ttft = self._histogram("time_to_first_token_seconds", "Seconds from arrival to token 1.", _TTFT_BUCKETS_S)
         self._gap = self._histogram(
-            "inter_token_latency_seconds", "Between the outputs of a request, per token.", _TOKEN_BUCKETS_S
+            "inter_token_latency_seconds", "Seconds between the outputs of a request, per token.", _TOKEN_BUCKETS_S
         )
         self._tpot = self._histogram(
-            "request_time_per_output_token_seconds", "(E2E - TTFT) / (N - 1) of a request.", _TOKEN_BUCKETS_S
+            "request_time_per_output_token_seconds", "Seconds, (E2E - TTFT) / (N - 1) of a request.", _TOKEN_BUCKETS_S
         )
-        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to the last token.", _REQUEST_BUCKETS_S)
-        self._phases = {
-            field: self._histogram(name, f"{field} of the timeline.", _TTFT_BUCKETS_S)
-            for name, field in _PHASES.items()
-        }
+        self._e2e = self._histogram(
+            "e2e_request_latency_seconds", "Seconds from arrival to the last token.", _REQUEST_BUCKETS_S
+        )
+        self._inference = self._histogram(
+            "request_inference_time_seconds", "Seconds of prefill and decode together.", _REQUEST_BUCKETS_S
+        )
+        self._phases = {field: self._histogram(name, text, _TTFT_BUCKETS_S) for field, (name, text) in _PHASES.items()}
+        self._lengths = [
+            self._histogram("request_prompt_tokens", "Tokens of a prompt.", _LENGTH_BUCKETS),
+            self._histogram("request_generation_tokens", "Tokens of an answer.", _LENGTH_BUCKETS),
+            self._histogram("request_params_max_tokens", "Tokens that an answer might have had.", _LENGTH_BUCKETS),
+            self._histogram("request_params_n", "Answers that a request asked for.", _CHOICE_BUCKETS),
+        ]
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
         self._generation_tokens = Tally("kvferry_generation_tokens", "Output tokens.", model_name, self.registry)
         self._success = Counter(
@@ -104,15 +105,19 @@ class RouterMetrics:
             "kvferry_job_prompts", "Prompts of jobs answered.", ["model_name", "outcome"], registry=self.registry
         )
         self._job_seconds = self._histogram(
-            "job_prompt_seconds", "The try that answered a prompt of a job.", _REQUEST_BUCKETS_S
+            "job_prompt_seconds", "Seconds of the try that answered a prompt of a job.", _REQUEST_BUCKETS_S
         )
         self._errors = Counter(
             "kvferry_request_errors", "Requests failed.", ["model_name", "type"], registry=self.registry
         )
+        self._planner_decisions = Counter(
+            "kvferry_planner_decisions", "Decisions of the planner.", ["kind"], registry=self.registry
+        )
 
     def watch(self, load: Load, workers: Callable[[], Sequence[router_pb2.WorkerStatus]]) -> None:
         """Show the router's load and its workers' latest statistics too."""
-        self.registry.register(_Live(load, workers))
+        self.registry.register(_Live(load, self._model_name))
+        self.registry.register(WorkerMetrics(workers))
 
     def first_token(self, ttft_s: float) -> None:
         self._ttft.observe(ttft_s)
@@ -131,8 +136,15 @@ class RouterMetrics:
         self._e2e.observe(e2e_s)
         if tpot_s > 0:
             self._tpot.observe(tpot_s)
+        self._inference.observe(timeline.prefill_s + timeline.decode_s)
         for field, histogram in self._phases.items():
             histogram.observe(getattr(timeline, field))
+
+    def lengths(self, num_prompt_tokens: int, num_tokens: int, params: SamplingParams) -> None:
+        """Of an answer that has ended."""
+        values = (num_prompt_tokens, num_tokens, params.max_tokens or num_tokens, params.n)
+        for histogram, value in zip(self._lengths, values, strict=True):
+            histogram.observe(value)
 
     def failed(self, error_type: str) -> None:
         self._errors.labels(self._model_name, error_type).inc()
@@ -142,8 +154,17 @@ class RouterMetrics:
         self._job_prompts.labels(self._model_name, "failed" if failed else "done").inc()
         self._job_seconds.observe(seconds)
 
+    def planned(self, kind: str) -> None:
+        """The planner decided something, or would have."""
+        self._planner_decisions.labels(kind).inc()
+
+    def add_vllm_names(self) -> None:
+        """From now on, what vLLM has too is there under its name as well."""
+        self._vllm = CollectorRegistry()
+        self._vllm.register(VllmNames(self.registry, self._model_name))
+
     def exposition(self) -> bytes:
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + (generate_latest(self._vllm) if self._vllm else b"")
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"kvferry_{name}", text, self._model_name, buckets, self.registry)
@@ -155,9 +176,9 @@ class RouterMetrics:
 class _Live(Collector):
     """Read at each scrape: no copy that could be stale."""
 
-    def __init__(self, load: Load, workers: Callable[[], Sequence[router_pb2.WorkerStatus]]) -> None:
+    def __init__(self, load: Load, model_name: str) -> None:
         self._load = load
-        self._workers = workers
+        self._model_name = model_name
 
     def describe(self) -> Iterable[Metric]:
         return []
@@ -165,64 +186,12 @@ class _Live(Collector):
     def collect(self) -> Iterator[Metric]:
         yield _gauge("num_requests_running", "Requests that have a worker.", self._load.num_running)
         yield _gauge("num_requests_waiting", "Requests that wait for a worker.", self._load.num_queued)
-        yield from _of_workers(self._workers())
+        text = "Tries at a request that failed and were followed by another, by the class of the error."
+        retries = CounterMetricFamily("kvferry_handoff_retries", text, labels=["model_name", "reason"])
+        for reason, count in sorted(self._load.num_retries.items()):
+            retries.add_metric([self._model_name, reason], count)
+        yield retries
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"kvferry_{name}", text, value=value)
-
-
-def _of_workers(workers: Sequence[router_pb2.WorkerStatus]) -> Iterator[Metric]:
-    heard = [worker.stats for worker in workers if worker.stats.name]
-    yield _up(workers)
-    yield _blocks(heard)
-    for field in _WORKER_GAUGES:
-        yield _each(GaugeMetricFamily(f"kvferry_worker_{field}", field, labels=["worker", "role"]), heard, field)
-    for field in _WORKER_COUNTERS:
-        yield _each(CounterMetricFamily(f"kvferry_worker_{field}", field, labels=["worker", "role"]), heard, field)
-    yield _draft_acceptance(heard)
-    yield _peer_transports(heard)
-
-
-def _up(workers: Sequence[router_pb2.WorkerStatus]) -> Metric:
-    family = GaugeMetricFamily("kvferry_worker_up", "1: it answers.", labels=["worker", "role", "address"])
-    for worker in workers:
-        labels = [worker.stats.name, worker.stats.role, worker.address]
-        family.add_metric(labels, float(worker.state == router_pb2.WORKER_STATE_READY))
-    return family
-
-
-def _blocks(heard: Sequence[WorkerStats]) -> Metric:
-    family = GaugeMetricFamily("kvferry_worker_blocks", "KV blocks by state.", labels=["worker", "role", "state"])
-    for stats in heard:
-        for state in _BLOCK_STATES:
-            family.add_metric([stats.name, stats.role, state], getattr(stats, f"blocks_{state}"))
-    return family
-
-
-def _draft_acceptance(heard: Sequence[WorkerStats]) -> Metric:
-    family = GaugeMetricFamily(
-        "kvferry_worker_draft_acceptance_rate", "Drafts found right, since the start.", labels=["worker", "role"]
-    )
-    for stats in heard:
-        if stats.num_draft_tokens:
-            family.add_metric([stats.name, stats.role], stats.num_accepted_tokens / stats.num_draft_tokens)
-    return family
-
-
-def _peer_transports(heard: Sequence[WorkerStats]) -> Metric:
-    labels = ["worker", "role", "peer", "transport"]
-    family = GaugeMetricFamily("kvferry_worker_peer_transport", "1: KV goes to that peer by it.", labels=labels)
-    names = {stats.incarnation: stats.name for stats in heard}
-    for stats in heard:
-        for peer in stats.peers:
-            # One that is no more has no name, and may share its transport with the one that took its name.
-            name = names.get(peer.incarnation, peer.incarnation)
-            family.add_metric([stats.name, stats.role, name, peer.transport], 1)
-    return family
-
-
-def _each(family: GaugeMetricFamily | CounterMetricFamily, heard: Sequence[WorkerStats], field: str) -> Metric:
-    for stats in heard:
-        family.add_metric([stats.name, stats.role], getattr(stats, field))
-    return family

@@ -34,7 +34,8 @@ class Outputs:
         try:
             self.put(output_from_pb(message))
         except Exception as exc:  # Of a worker of another version, say.
-            logger.exception("%s: an output cannot be read", message.request_id)
+            extra = {"request_id": message.request_id}
+            logger.exception("%s: an output cannot be read", message.request_id, extra=extra)
             self.fail(
                 UnavailableError(
                     f"an output of its worker cannot be read here: {type(exc).__name__}: {exc}; start routers and "

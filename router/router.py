@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -54,6 +55,8 @@ class Router:
         self._attempts: dict[str, Placement] = {}
         self._calls: dict[str, Call] = {}
         self.traces = Traces(config.max_traces)
+        # Tries that failed and were followed by another, by the class of the error.
+        self.num_retries: Counter[str] = Counter()
 
     @property
     def num_queued(self) -> int:
@@ -112,7 +115,7 @@ class Router:
                     yield output
                     outcome = output.finish_reason or outcome
         except KVFerryError as error:
-            outcome = f"{type(error).__name__}: {error.message}"
+            outcome, trace.failed = f"{type(error).__name__}: {error.message}", True
             raise
         finally:
             del self._calls[request.request_id]
@@ -153,12 +156,14 @@ class Router:
                 logger.warning(
                     "%s: try %d ended after %d tokens: %s",
                     request.request_id, failures.num_in_a_row, num_tokens_of(choices), error.message,
+                    extra={"request_id": request.request_id},
                 )  # fmt: skip
                 if got_on:
                     for choice in choices:
                         choice.request.replica_address = numbered.replica_address
                 if failures.num_in_a_row >= self._config.max_attempts or self._pool.stopping:
                     raise
+                self.num_retries[type(error).__name__] += 1
                 key = f"{request.request_id} {request.choice}"
                 async with call.wait():
                     await asyncio.sleep(pause_s(self._config.retry_s, failures.num_in_a_row, key))

@@ -166,7 +166,12 @@ class TextService:
             raise
         except (asyncio.CancelledError, GeneratorExit):
             num_tokens = sum(answer.num_tokens for answer in answers.values())
-            logger.info("%s: aborted by the client after %d tokens", request.request_id, num_tokens)
+            logger.info(
+                "%s: aborted by the client after %d tokens",
+                request.request_id,
+                num_tokens,
+                extra={"request_id": request.request_id},
+            )
             counted = 0 in answers and answers[0].ended
             self.metrics.finished(FinishReason.ABORTED, 0 if counted else len(request.prompt_token_ids))
             raise

@@ -6,7 +6,8 @@ import asyncio
 import re
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from protos import router_pb2
@@ -16,6 +17,8 @@ from workers.timeline import Timeline
 from workers.wire import timeline_to_pb
 
 RUNNING = "running"
+# The W3C `traceparent` that the running task's request came with; empty: none.
+TRACEPARENT: ContextVar[str] = ContextVar("TRACEPARENT", default="")
 # Streams may outlive any number of workers; so many of the latest tries are told of.
 _MAX_TRIES = 32
 # What is put behind a request's id: the place of a prompt, and what tells several of one id at once apart.
@@ -33,6 +36,8 @@ class Try:
     num_tokens: int = 0
     error: str = ""
     ended_s: float | None = None
+    # Some answer came to its end.
+    finished: bool = False
     # By choice, what is known of its time in this try.
     told: dict[int, Timeline] = field(default_factory=dict)
     heard: set[int] = field(default_factory=set)
@@ -44,6 +49,7 @@ class Try:
     def hear(self, output: TokenOutput) -> Timeline | None:
         """What is known now, if the output tells something of it."""
         self.num_tokens += len(output.token_ids)
+        self.finished |= output.finish_reason is not None
         if output.timeline is None:
             return None
         self.heard.add(output.choice)
@@ -86,10 +92,14 @@ class Trace:
     began_s: float
     # Who may see it.
     tenant: str = ""
+    # Of whoever sent it.
+    traceparent: str = field(default_factory=TRACEPARENT.get)
     arrived_unix_s: float = field(default_factory=time.time)
     tries: deque[Try] = field(default_factory=lambda: deque(maxlen=_MAX_TRIES))
     num_tries: int = 0
     outcome: str = RUNNING
+    # Its outcome is an error.
+    failed: bool = False
     ended_s: float | None = None
 
     def begin(self, choices: Iterable[int], now_s: float) -> Try:
@@ -114,6 +124,8 @@ class Traces:
 
     def __init__(self, max_ended: int) -> None:
         self._max_ended = max_ended
+        # Told of every trace that has ended, soon after.
+        self.on_end: Callable[[Trace], None] | None = None
         self._running: dict[str, Trace] = {}
         # Ids are their tenants' own.
         self._ended: OrderedDict[tuple[str, str], Trace] = OrderedDict()
@@ -129,6 +141,9 @@ class Traces:
                 one.ended_s = now_s
         if self._running.get(trace.request_id) is trace:
             del self._running[trace.request_id]
+        if self.on_end:
+            # The last output is still to go out.
+            asyncio.get_running_loop().call_soon(self.on_end, trace)
         key = trace.tenant, trace.request_id
         self._ended[key] = trace
         self._ended.move_to_end(key)

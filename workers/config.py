@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from workers.fault_config import Fault
 from workers.strict import Strict
+from workers.telemetry_config import TelemetryConfig
 
 Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -243,6 +244,7 @@ class WorkerConfig(EngineConfig):
     port: int = Field(default=0, ge=0, le=65535)
     """0: any free port."""
     transfer: TransferConfig = TransferConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     faults: tuple[Fault, ...] = ()
     prefill_quantization: Quantization | None = None
     """Of a decode worker whose prompts other workers compute with other weights. None: its own."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from protos import kv_transfer_pb2 as pb
 from workers.config import TransferConfig
 from workers.engine.engine import Engine
-from workers.errors import DeadlineError, FrameError, KVFerryError, OverloadedError, StaleGrantError
+from workers.errors import AbortedError, DeadlineError, FrameError, KVFerryError, OverloadedError, StaleGrantError
 from workers.grant_room import num_grant_blocks, require_room
+from workers.hand_off import HandOff, HandOffCounts
 from workers.kv_transfer import frame as frames
 from workers.kv_transfer.base import Grant
 from workers.kv_transfer.frame import Buffer, Digest, Frame
@@ -25,21 +26,6 @@ from workers.timeline import Timeline
 logger = logging.getLogger(__name__)
 
 OnFailure = Callable[[Request, KVFerryError], None]
-
-
-@dataclass(slots=True, eq=False)
-class HandOff:
-    """One request on its way here. It ends once: by commit, release, abort, failure or the end of its lease."""
-
-    grant: Grant
-    request: Request
-    lease: asyncio.TimerHandle
-    # What has been verified and written, or is about to be, payloads left out.
-    received: list[Frame] = field(default_factory=list)
-    num_bytes: int = 0
-    writing: dict[Frame, asyncio.Future[None]] = field(default_factory=dict)
-    # A copy that nobody waits for: once whole, it is a known prefix.
-    is_replica: bool = False
 
 
 class Decode:
@@ -60,6 +46,12 @@ class Decode:
         self._num_grants = 0
         self.num_frames_received = 0
         self.num_bytes_received = 0
+        self.counts = HandOffCounts()
+
+    @property
+    def num_grants(self) -> int:
+        """Of hand-offs, not of copies."""
+        return len(self._hand_offs) - len(self._replicas)
 
     @property
     def quarantined(self) -> list[Request]:
@@ -76,7 +68,16 @@ class Decode:
         Raises OverloadedError when there is none, InvalidRequestError when there never will be.
         """
         require_room(request, self._engine, self._max_blocks)
-        num_grants = len(self._hand_offs) - len(self._replicas)
+        try:
+            self._take_room(request)
+        except OverloadedError:
+            self.counts.num_refused += 1
+            raise
+        self.counts.num_started += 1
+        return self._grant(request, address).grant
+
+    def _take_room(self, request: Request) -> None:
+        num_grants = self.num_grants
         if num_grants >= self._config.max_num_grants:
             raise OverloadedError(f"{num_grants} hand-offs are under way: the most of transfer.max_num_grants")
         try:
@@ -87,7 +88,6 @@ class Decode:
             for replica in self._replicas:
                 self._end(replica)
             self._engine.reserve(request, self._max_blocks)
-        return self._grant(request, address).grant
 
     def reserve_replica(self, request: Request, address: str) -> Grant:
         """Take room for a copy of the KV of `request`, whole blocks of it. It gives way to hand-offs.
@@ -123,6 +123,13 @@ class Decode:
 
     async def receive(self, data: Buffer, elsewhere: KVRows | None = None) -> None:
         """Verify an encoded frame and put its KV into the blocks of its grant. Raises FrameError, StaleGrantError."""
+        try:
+            await self._receive(data, elsewhere)
+        except KVFerryError as error:
+            self.counts.num_frames_refused[type(error).__name__] += 1
+            raise
+
+    async def _receive(self, data: Buffer, elsewhere: KVRows | None) -> None:
         frame, checksum = frames.decode(data, elsewhere)
         hand_off = self._find(frame.grant_id, frame.incarnation)
         self._require_inside(frame, hand_off.grant)
@@ -155,6 +162,7 @@ class Decode:
             raise error
         self._verify_choices(message.first_token_ids, hand_off)
         self._forget(hand_off)
+        self.counts.num_committed += not hand_off.is_replica
         hand_off.request.hand_off = Timeline(
             transfer_s=message.transfer_s, transfer_unhidden_s=message.transfer_unhidden_s
         )
@@ -169,6 +177,7 @@ class Decode:
             self._fail(hand_off, FrameError(f"the hand-off was given up: {message.reason}"))
         else:
             self._end(hand_off)
+            self.counts.num_released += not hand_off.is_replica
 
     def renew(self, message: pb.RenewRequest) -> list[int]:
         """Let the leases of these grants begin anew; those that are no more."""
@@ -188,6 +197,7 @@ class Decode:
         hand_off = next((h for h in self._hand_offs.values() if h.request.request_id == request_id), None)
         if hand_off is None:
             return False
+        self.counts.failed(hand_off, AbortedError)
         self._end(hand_off)
         return True
 
@@ -266,11 +276,14 @@ class Decode:
     def _expire(self, grant_id: int) -> None:
         hand_off = self._hand_offs[grant_id]
         message = f"no KV of request {hand_off.request.request_id} within the lease of {self._config.lease_s} s"
-        logger.warning("%s: %s", hand_off.request.request_id, message)
+        request_id = hand_off.request.request_id
+        logger.warning("%s: %s", request_id, message, extra={"request_id": request_id})
+        self.counts.num_expired += not hand_off.is_replica
         self._fail(hand_off, DeadlineError(message))
 
     def _fail(self, hand_off: HandOff, error: KVFerryError) -> None:
         self._end(hand_off)
+        self.counts.failed(hand_off, type(error))
         if not hand_off.is_replica:
             self._on_failure(hand_off.request, error)
 

@@ -133,7 +133,10 @@ class Prefill:
             raise
         except KVFerryError as error:
             reason = f"{type(error).__name__}: {error.message}"
-            logger.warning("%s: hand-off failed: %s", request.request_id, reason)
+            self._frames.num_failed[type(error).__name__] += 1
+            logger.warning(
+                "%s: hand-off failed: %s", request.request_id, reason, extra={"request_id": request.request_id}
+            )
             if not shipment.token_1.done():
                 shipment.token_1.set_exception(error)
         finally:
@@ -160,6 +163,8 @@ class Prefill:
             transfer_unhidden_s=now - shipment.computed_s,
         )
         await shipment.peer.commit(message)
+        self._frames.transfer_s.observe(message.transfer_s)
+        self._frames.transfer_unhidden_s.observe(message.transfer_unhidden_s)
         return "committed"
 
     async def _send_all(self, shipment: Shipment) -> None:
@@ -200,7 +205,10 @@ class Prefill:
         try:
             await shipment.peer.release(shipment.grant.grant_id, "" if reason == "aborted" else reason)
         except KVFerryError as error:
-            logger.info("%s: its grant ends by its lease: %s", shipment.request.request_id, error.message)
+            request_id = shipment.request.request_id
+            logger.info(
+                "%s: its grant ends by its lease: %s", request_id, error.message, extra={"request_id": request_id}
+            )
 
     def _beat(self) -> None:
         if self._heartbeat is None or self._heartbeat.done():

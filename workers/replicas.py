@@ -108,7 +108,8 @@ class Replicas:
             replica.num_blocks, replica.not_before_s = len(copy.block_table), 0.0
         except KVFerryError as error:
             self.num_refused += isinstance(error, OverloadedError)
-            logger.info("%s: no copy at %s: %s", copy.request_id, address, error.message)
+            extra = {"request_id": copy.request_id}
+            logger.info("%s: no copy at %s: %s", copy.request_id, address, error.message, extra=extra)
 
     async def _send(self, copy: Request, address: str) -> None:
         asked = await self._peers.at(address)

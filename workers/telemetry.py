@@ -34,6 +34,8 @@ def engine_stats(engine: Engine) -> pb.WorkerStats:
         num_preemptions=scheduler.num_preemptions,
         num_draft_tokens=engine.num_draft_tokens,
         num_accepted_tokens=engine.num_accepted_tokens,
+        num_prefix_queried_tokens=engine.prefix_cache.num_queried_tokens,
+        num_prefix_hit_tokens=engine.prefix_cache.num_hit_tokens,
     )
 
 
@@ -53,6 +55,20 @@ def worker_stats(
     stats.kv_bytes_sent, stats.kv_bytes_received = frames.num_bytes_sent, decode.num_bytes_received
     stats.num_frames_sent, stats.num_frames_received = frames.num_frames_sent, decode.num_frames_received
     stats.num_frames_overlapped = frames.num_frames_overlapped
+    _tell_hand_offs(stats, frames, decode)
     if isinstance(config.cpu_affinity, tuple):
         stats.cpu_affinity.extend(config.cpu_affinity)
     return stats
+
+
+def _tell_hand_offs(stats: pb.WorkerStats, frames: FrameSender, decode: Decode) -> None:
+    counts = decode.counts
+    stats.num_hand_offs_started, stats.num_hand_offs_committed = counts.num_started, counts.num_committed
+    stats.num_hand_offs_released = counts.num_released
+    stats.hand_offs_failed.update(counts.num_failed)
+    stats.num_grants = decode.num_grants
+    stats.num_grants_expired, stats.num_grants_refused = counts.num_expired, counts.num_refused
+    stats.send_failures.update(frames.num_failed)
+    stats.receive_failures.update(counts.num_frames_refused)
+    stats.transfer_s.CopyFrom(frames.transfer_s.to_proto())
+    stats.transfer_unhidden_s.CopyFrom(frames.transfer_unhidden_s.to_proto())

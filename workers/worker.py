@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc.aio
 
@@ -62,6 +62,9 @@ class Worker:
         self._on_broken = on_broken or _end_process
         # Empty until its port is open, which callers may be quicker to find than this worker itself.
         self.address = ""
+        # What its process, which has threads and servers of its own, knows and the worker tells.
+        self.gpus: Sequence[worker_pb2.GpuStats] = ()
+        self.metrics_address = ""
 
     async def start(self) -> str:
         """Load the model and serve; the address, host:port. Raises ConfigError."""
@@ -147,6 +150,8 @@ class Worker:
         stats.num_replicas_refused = self._replicas.num_refused
         stats.decode_step_s, stats.prompt_token_s = self._pace.decode_step_s, self._pace.prompt_token_s
         stats.steps_s = self._pace.steps_s
+        stats.gpus.extend(self.gpus)
+        stats.metrics_address = self.metrics_address
         stats.start_phases.extend(phases_to_proto(self._startup.phases))
         stats.peers.extend(
             worker_pb2.PeerStats(

@@ -207,6 +207,10 @@ class ServerCall:
         self._aborted = Status(code, details, trailing_metadata)
         raise grpc.aio.AbortError("Locally aborted.")
 
+    def invocation_metadata(self) -> Metadata:
+        """Callers' metadata are not carried here."""
+        return ()
+
     async def send_initial_metadata(self, metadata: Metadata) -> None:
         self._to_client.signal(self._client.begun)
 

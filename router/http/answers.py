@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.limits import valid_request_id
 from router.openai.wire import error_body, error_object, event
 from router.text import new_request_id
+from router.traces import TRACEPARENT
 from workers.errors import InvalidRequestError, KVFerryError, OverloadedError
 
 logger = logging.getLogger(__name__)
@@ -166,6 +167,7 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
+        TRACEPARENT.set(header_of(scope, b"traceparent"))
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
@@ -177,10 +179,14 @@ class RequestIds:
 
 
 def _request_id(scope: Scope) -> str:
-    given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
+    given = header_of(scope, b"x-request-id")
     if valid_request_id(given):
         return given
     path: str = scope["path"]
     if path.endswith("/responses"):
         return new_request_id("resp", "_")
     return new_request_id("chatcmpl" if path.endswith("/chat/completions") else "cmpl")
+
+
+def header_of(scope: Scope, name: bytes) -> str:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")

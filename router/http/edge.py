@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.config import RouterConfig
-from router.http.answers import RequestIds, error_response
+from router.http.answers import RequestIds, error_response, header_of
 from router.tenants import CALLER, KeyRing
 from workers.errors import AbortedError, KVFerryError
 
@@ -49,7 +49,7 @@ class Keys:
             await self._app(scope, receive, send)
             return
         try:
-            caller = self._keys.caller(_header(scope, b"authorization"))
+            caller = self._keys.caller(header_of(scope, b"authorization"))
         except KVFerryError as error:
             await error_response(error)(scope, receive, send)
             return
@@ -81,11 +81,11 @@ class BodyLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        length = _header(scope, b"content-length")
+        length = header_of(scope, b"content-length")
         is_upload = scope["path"] == _UPLOADS
         body = _Body(receive, sys.maxsize if is_upload else self._max_bytes, self._timeout_s, length, is_upload)
         # One without a body is whole as it is.
-        body.whole = length in ("", "0") and not _header(scope, b"transfer-encoding")
+        body.whole = length in ("", "0") and not header_of(scope, b"transfer-encoding")
 
         async def send_and_close(message: Message) -> None:
             if message["type"] == "http.response.start" and not body.whole:
@@ -139,7 +139,3 @@ class _Body:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _header(scope: Scope, name: bytes) -> str:
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")

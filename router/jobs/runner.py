@@ -123,7 +123,8 @@ class Jobs:
             del self._running[claim.key]
         self._woken.set()
         if not task.cancelled() and (error := task.exception()):
-            logger.error("%s: a bug, and its lease runs out: %s", claim.request_id, error, exc_info=error)
+            extra = {"request_id": claim.request_id}
+            logger.error("%s: a bug, and its lease runs out: %s", claim.request_id, error, exc_info=error, extra=extra)
 
     async def _settle(self, claim: Claim) -> None:
         """An answer, be it an error, or the prompt back in the queue."""
@@ -164,7 +165,8 @@ class Jobs:
         wait_s = pause_s(_FIRST_PAUSE_S, claim.num_attempts, claim.request_id, _LONGEST_PAUSE_S)
         if isinstance(error, OverloadedError):
             wait_s = max(wait_s, min(error.retry_after_s, _LONGEST_PAUSE_S))
-        logger.warning("%s: tried again in %.1f s: %s", claim.request_id, wait_s, error.message)
+        extra = {"request_id": claim.request_id}
+        logger.warning("%s: tried again in %.1f s: %s", claim.request_id, wait_s, error.message, extra=extra)
         await self._surely(lambda: self._queue.release(claim, wait_s, uncounted=absent))
 
     async def _renew(self) -> None:

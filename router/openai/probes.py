@@ -1,13 +1,15 @@
-"""Whether the router is there, whether it could answer, and its figures."""
+"""Whether the router is there, whether it could answer, its figures, and where its workers have theirs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
+from protos import router_pb2
 from router.http.answers import retry_headers
 from router.text import TextService
 
@@ -15,6 +17,8 @@ from router.text import TextService
 class Readiness(Protocol):
     def ready(self) -> tuple[bool, str]:
         """Whether a request could be answered now, and who is missing."""
+
+    def status(self) -> Sequence[router_pb2.WorkerStatus]: ...
 
 
 def add_probe_routes(app: FastAPI, text: TextService, pool: Readiness) -> None:
@@ -32,3 +36,17 @@ def add_probe_routes(app: FastAPI, text: TextService, pool: Readiness) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(text.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/metrics/targets")
+    async def targets() -> Response:
+        """In the form of Prometheus' http_sd_configs."""
+        heard = [worker.stats for worker in pool.status() if worker.stats.metrics_address]
+        return JSONResponse(
+            [
+                {
+                    "targets": [stats.metrics_address],
+                    "labels": {"__meta_kvferry_worker": stats.name, "__meta_kvferry_role": stats.role},
+                }
+                for stats in heard
+            ]
+        )

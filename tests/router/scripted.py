@@ -45,6 +45,7 @@ class ScriptedRouter:
     others: Sequence[Sequence[Sequence[int] | Exception | str]] = ()
     num_queued: int = 0
     num_running: int = 0
+    num_retries: dict[str, int] = field(default_factory=dict)
     incarnation: str = "router-1"
 
     def end(self, request_id: str, error: KVFerryError) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import ClassVar
+
 from protos import router_pb2, worker_pb2
 from router.metrics import RouterMetrics
 
@@ -9,6 +12,7 @@ from router.metrics import RouterMetrics
 class Load:
     num_queued = 0
     num_running = 0
+    num_retries: ClassVar[Counter[str]] = Counter()
 
 
 def status(name: str, role: str, **peers: str) -> router_pb2.WorkerStatus:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
+from workers.buckets import Buckets
 from workers.config import TransferConfig
 from workers.engine.executor import Executor
 from workers.errors import KVFerryError
@@ -17,6 +19,8 @@ from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.peers import Peer
 from workers.kv_transfer.slots import Slots, slots_of
 from workers.request import Request
+
+_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +47,11 @@ class FrameSender:
         # Sent while their prompt still had tokens to compute.
         self.num_frames_overlapped = 0
         self.num_bytes_sent = 0
+        # Of whole hand-offs, in seconds: all of it, and what of it prefill did not hide.
+        self.transfer_s = Buckets(_BOUNDS_S)
+        self.transfer_unhidden_s = Buckets(_BOUNDS_S)
+        # Hand-offs whose KV did not get through, by the class of the error.
+        self.num_failed: Counter[str] = Counter()
 
     async def send(self, outgoing: Outgoing, start: int, end: int) -> None:
         """Send positions [start, end), several frames at a time; return when all are acknowledged.
