@@ -106,9 +106,9 @@ class Details {
     // What a worker told of a phase at its beginning is part of the one that goes on.
     const open = one.phases.find(([, , seconds]) => seconds === null)?.[0];
     const phases = one.phases.filter(([name, , seconds]) => name !== open || seconds === null).map(([name, , seconds]) => el("li", {}, el("i", { class: `phase ${KINDS[name]}` }), `${name.replace("_", " ")} `, el("b", {}, seconds === null ? "…" : plain(duration(seconds)))));
-    const on = way({ tries: [one] });
+    const on = one.prefill ? `on ${way({ tries: [one] })}` : "no workers yet";
     return el("div", { class: "try" },
-      el("p", { class: "quiet" }, all > 1 ? `try ${number} on ${on}` : `on ${on}`),
+      el("p", { class: "quiet" }, all > 1 ? `try ${number}, ${on}` : on),
       el("ul", { class: "legend" }, ...phases),
       ...(one.error ? [el("p", { class: "refused" }, one.error)] : []));
   }
