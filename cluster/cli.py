@@ -20,6 +20,7 @@ from cluster.cli_jobs import jobs, submit
 from cluster.cli_target import name_option as _name
 from cluster.cli_target import running_target as _running_target
 from cluster.cli_target import target_option as _target
+from cluster.cli_top import top
 from cluster.plan.command import plan
 from workers.errors import ConfigError, InvalidRequestError, KVFerryError, NotFoundError, UnavailableError
 
@@ -227,6 +228,7 @@ cli.add_command(restart)
 cli.add_command(submit)
 cli.add_command(jobs)
 cli.add_command(plan)
+cli.add_command(top)
 
 
 def run(arguments: list[str] | None = None) -> int:

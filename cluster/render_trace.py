@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from rich.bar import Bar
 from rich.table import Table
 
 from protos import router_pb2
-
-
-class _Phase(NamedTuple):
-    name: str
-    # Workers that it was spent on.
-    on: str
-    # Seconds after the request's arrival.
-    began_s: float
-    seconds: float
+from router.phases import phases_of
 
 
 def title(trace: router_pb2.Trace) -> str:
@@ -39,9 +30,11 @@ def table(trace: router_pb2.Trace) -> Table:
     first = trace.num_tries - len(trace.tries) + 1
     for number, one in enumerate(trace.tries, start=first):
         label = str(number)
-        for phase in _phases(one):
+        for phase in phases_of(one):
             bar = Bar(max(trace.elapsed_s, 1e-9), phase.began_s, phase.began_s + phase.seconds)
-            shown.add_row(label, phase.name, phase.on, f"{1000 * phase.seconds:.1f}", bar)
+            shown.add_row(
+                label, phase.name if phase.told else "not told yet", phase.on, f"{1000 * phase.seconds:.1f}", bar
+            )
             label = ""
     return shown
 
@@ -52,27 +45,3 @@ def failures(trace: router_pb2.Trace) -> Iterator[str]:
     for number, one in enumerate(trace.tries, start=first):
         if one.error:
             yield f"try {number} failed after {one.num_tokens} tokens: {one.error}"
-
-
-def _phases(one: router_pb2.Try) -> Iterator[_Phase]:
-    """What took time, in order. The transfer goes on beside prefill, and ends with its unhidden part."""
-    times, at_s = one.timeline, one.began_s
-    in_order = {
-        "queued": "",
-        "prefill_queued": one.prefill,
-        "prefill": one.prefill,
-        "transfer_unhidden": f"{one.prefill} -> {one.decode}",
-        "decode_queued": one.decode,
-        "decode": one.decode,
-    }
-    for name, on in in_order.items():
-        seconds = getattr(times, f"{name}_s")
-        if name == "transfer_unhidden" and times.transfer_s:
-            yield _Phase("transfer", on, at_s + seconds - times.transfer_s, times.transfer_s)
-        if seconds:
-            yield _Phase(name, on, at_s, seconds)
-        at_s += seconds
-    untold_s = one.began_s + one.elapsed_s - at_s
-    # Workers tell of their phases at their first and last tokens; messages between them take a little, too.
-    if one.running:
-        yield _Phase("not told yet", one.decode if times.prefill_s else one.prefill, at_s, untold_s)

@@ -198,7 +198,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("name", "ready", "http_endpoint", "grpc_endpoint", "served_model_names", "routers", "workers", "start_phases")
+    __slots__ = ("name", "ready", "http_endpoint", "grpc_endpoint", "served_model_names", "routers", "workers", "start_phases", "reason")
     NAME_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     HTTP_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +207,7 @@ class GetStatusResponse(_message.Message):
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     START_PHASES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     name: str
     ready: bool
     http_endpoint: str
@@ -215,7 +216,8 @@ class GetStatusResponse(_message.Message):
     routers: _containers.RepeatedCompositeFieldContainer[RouterStatus]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     start_phases: _containers.RepeatedCompositeFieldContainer[_worker_pb2.StartPhase]
-    def __init__(self, name: _Optional[str] = ..., ready: _Optional[bool] = ..., http_endpoint: _Optional[str] = ..., grpc_endpoint: _Optional[str] = ..., served_model_names: _Optional[_Iterable[str]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., start_phases: _Optional[_Iterable[_Union[_worker_pb2.StartPhase, _Mapping]]] = ...) -> None: ...
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., ready: _Optional[bool] = ..., http_endpoint: _Optional[str] = ..., grpc_endpoint: _Optional[str] = ..., served_model_names: _Optional[_Iterable[str]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., start_phases: _Optional[_Iterable[_Union[_worker_pb2.StartPhase, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("request_id", "prefill_address", "decode_address")
@@ -274,7 +276,7 @@ class Try(_message.Message):
     def __init__(self, began_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., choices: _Optional[_Iterable[int]] = ..., prefill: _Optional[str] = ..., decode: _Optional[str] = ..., num_tokens: _Optional[int] = ..., error: _Optional[str] = ..., timeline: _Optional[_Union[_worker_pb2.Timeline, _Mapping]] = ..., running: _Optional[bool] = ...) -> None: ...
 
 class Trace(_message.Message):
-    __slots__ = ("request_id", "num_prompt_tokens", "arrived_unix_s", "elapsed_s", "outcome", "num_tries", "tries")
+    __slots__ = ("request_id", "num_prompt_tokens", "arrived_unix_s", "elapsed_s", "outcome", "num_tries", "tries", "num_tokens", "ttft_s", "tpot_s", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
@@ -282,6 +284,10 @@ class Trace(_message.Message):
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     NUM_TRIES_FIELD_NUMBER: _ClassVar[int]
     TRIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    TPOT_S_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     num_prompt_tokens: int
     arrived_unix_s: float
@@ -289,7 +295,11 @@ class Trace(_message.Message):
     outcome: str
     num_tries: int
     tries: _containers.RepeatedCompositeFieldContainer[Try]
-    def __init__(self, request_id: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., arrived_unix_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., outcome: _Optional[str] = ..., num_tries: _Optional[int] = ..., tries: _Optional[_Iterable[_Union[Try, _Mapping]]] = ...) -> None: ...
+    num_tokens: int
+    ttft_s: float
+    tpot_s: float
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., arrived_unix_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., outcome: _Optional[str] = ..., num_tries: _Optional[int] = ..., tries: _Optional[_Iterable[_Union[Try, _Mapping]]] = ..., num_tokens: _Optional[int] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class GetTraceRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -302,6 +312,32 @@ class GetTraceResponse(_message.Message):
     TRACES_FIELD_NUMBER: _ClassVar[int]
     traces: _containers.RepeatedCompositeFieldContainer[Trace]
     def __init__(self, traces: _Optional[_Iterable[_Union[Trace, _Mapping]]] = ...) -> None: ...
+
+class Spread(_message.Message):
+    __slots__ = ("count", "p50_s", "p99_s")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    P50_S_FIELD_NUMBER: _ClassVar[int]
+    P99_S_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    p50_s: float
+    p99_s: float
+    def __init__(self, count: _Optional[int] = ..., p50_s: _Optional[float] = ..., p99_s: _Optional[float] = ...) -> None: ...
+
+class GetActivityRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetActivityResponse(_message.Message):
+    __slots__ = ("now_unix_s", "traces", "ttft", "tpot")
+    NOW_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    TRACES_FIELD_NUMBER: _ClassVar[int]
+    TTFT_FIELD_NUMBER: _ClassVar[int]
+    TPOT_FIELD_NUMBER: _ClassVar[int]
+    now_unix_s: float
+    traces: _containers.RepeatedCompositeFieldContainer[Trace]
+    ttft: Spread
+    tpot: Spread
+    def __init__(self, now_unix_s: _Optional[float] = ..., traces: _Optional[_Iterable[_Union[Trace, _Mapping]]] = ..., ttft: _Optional[_Union[Spread, _Mapping]] = ..., tpot: _Optional[_Union[Spread, _Mapping]] = ...) -> None: ...
 
 class Job(_message.Message):
     __slots__ = ("job_id", "status", "num_prompts", "num_answered", "num_failed", "usage", "timeline", "created_s", "finished_s", "expires_s")

@@ -55,6 +55,11 @@ class RouterServiceStub:
                 request_serializer=protos_dot_router__pb2.GetTraceRequest.SerializeToString,
                 response_deserializer=protos_dot_router__pb2.GetTraceResponse.FromString,
                 _registered_method=True)
+        self.GetActivity = channel.unary_unary(
+                '/kvferry.v1.RouterService/GetActivity',
+                request_serializer=protos_dot_router__pb2.GetActivityRequest.SerializeToString,
+                response_deserializer=protos_dot_router__pb2.GetActivityResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -87,6 +92,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetActivity(self, request, context):
+        """For `kvferry top`: of the caller's tenant, or of all where it may see that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +121,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.GetTrace,
                     request_deserializer=protos_dot_router__pb2.GetTraceRequest.FromString,
                     response_serializer=protos_dot_router__pb2.GetTraceResponse.SerializeToString,
+            ),
+            'GetActivity': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetActivity,
+                    request_deserializer=protos_dot_router__pb2.GetActivityRequest.FromString,
+                    response_serializer=protos_dot_router__pb2.GetActivityResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -220,6 +237,33 @@ class RouterService:
             '/kvferry.v1.RouterService/GetTrace',
             protos_dot_router__pb2.GetTraceRequest.SerializeToString,
             protos_dot_router__pb2.GetTraceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetActivity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.v1.RouterService/GetActivity',
+            protos_dot_router__pb2.GetActivityRequest.SerializeToString,
+            protos_dot_router__pb2.GetActivityResponse.FromString,
             options,
             channel_credentials,
             insecure,

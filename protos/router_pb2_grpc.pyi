@@ -39,6 +39,8 @@ class RouterServiceStub:
     """For `kvferry verify`."""
     GetTrace: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetTraceRequest, _router_pb2.GetTraceResponse]
     """Of a request that runs here or did lately. NOT_FOUND: none of that id."""
+    GetActivity: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetActivityRequest, _router_pb2.GetActivityResponse]
+    """For `kvferry top`: of the caller's tenant, or of all where it may see that."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -51,6 +53,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """For `kvferry verify`."""
     GetTrace: _aio.UnaryUnaryMultiCallable[_router_pb2.GetTraceRequest, _router_pb2.GetTraceResponse]  # type: ignore[assignment]
     """Of a request that runs here or did lately. NOT_FOUND: none of that id."""
+    GetActivity: _aio.UnaryUnaryMultiCallable[_router_pb2.GetActivityRequest, _router_pb2.GetActivityResponse]  # type: ignore[assignment]
+    """For `kvferry top`: of the caller's tenant, or of all where it may see that."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     """The native API."""
@@ -84,6 +88,14 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.GetTraceResponse, _abc.Awaitable[_router_pb2.GetTraceResponse]]:
         """Of a request that runs here or did lately. NOT_FOUND: none of that id."""
+
+    @_abc_1.abstractmethod
+    def GetActivity(
+        self,
+        request: _router_pb2.GetActivityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.GetActivityResponse, _abc.Awaitable[_router_pb2.GetActivityResponse]]:
+        """For `kvferry top`: of the caller's tenant, or of all where it may see that."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -12,7 +12,7 @@ from workers.errors import KVFerryError
 from workers.rpc import abort_with
 
 # To look is no request: `kvferry status` must not use up anybody's.
-_LOOKS = ("GetStatus", "AuditRouter", "GetTrace", "GetJob", "ListJobs", "JobResults")
+_LOOKS = ("GetStatus", "AuditRouter", "GetTrace", "GetActivity", "GetJob", "ListJobs", "JobResults")
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):

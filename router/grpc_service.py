@@ -10,6 +10,7 @@ from dataclasses import replace
 import grpc.aio
 
 from protos import router_pb2, router_pb2_grpc
+from router.activity import activity_of, visible_tenant
 from router.answer import TextChunk, TextOptions, TextRequest
 from router.jobs.tenant import calling_tenant
 from router.structured import native_grammar
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 GenerateContext = grpc.aio.ServicerContext[router_pb2.GenerateRequest, router_pb2.GenerateResponse]
 AuditContext = grpc.aio.ServicerContext[router_pb2.AuditRouterRequest, router_pb2.AuditRouterResponse]
 TraceContext = grpc.aio.ServicerContext[router_pb2.GetTraceRequest, router_pb2.GetTraceResponse]
+ActivityContext = grpc.aio.ServicerContext[router_pb2.GetActivityRequest, router_pb2.GetActivityResponse]
 StatusContext = grpc.aio.ServicerContext[router_pb2.GetStatusRequest, router_pb2.GetStatusResponse]
 
 
@@ -74,6 +76,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     @typed_errors
     async def GetTrace(self, request: router_pb2.GetTraceRequest, context: TraceContext) -> router_pb2.GetTraceResponse:
         return router_pb2.GetTraceResponse(traces=self._traces.tell(request.request_id, calling_tenant()))
+
+    async def GetActivity(
+        self, request: router_pb2.GetActivityRequest, context: ActivityContext
+    ) -> router_pb2.GetActivityResponse:
+        return activity_of(self._traces, visible_tenant())
 
 
 def _traceparent(context: GenerateContext) -> str:

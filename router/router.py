@@ -112,6 +112,8 @@ class Router:
         try:
             async with aclosing(self._answer(call, request, choices, Failures(_now()))) as outputs:
                 async for output in outputs:
+                    if trace.token_1_s is None:
+                        trace.token_1_s = _now()
                     yield output
                     outcome = output.finish_reason or outcome
         except KVFerryError as error:

@@ -28,6 +28,7 @@ from router.roles import Member
 from router.router import Router
 from router.tenants import KeyRing
 from router.text import TextService
+from router.ui.routes import add_ui_routes
 from workers.config import ModelConfig
 from workers.errors import ConfigError, UnavailableError
 from workers.models.architecture import ArchitectureConfig, read_architecture
@@ -169,7 +170,7 @@ class RouterServer:
         self._http = self._serving = self._grpc = None
 
     def status(self) -> router_pb2.GetStatusResponse:
-        ready, _ = self._pool.ready()
+        ready, reason = self._pool.ready()
         load = router_pb2.RouterStatus(
             name=self._identity.name,
             incarnation=self._router.incarnation,
@@ -189,6 +190,7 @@ class RouterServer:
             routers=[load],
             workers=self._pool.status(),
             start_phases=phases_to_proto(self.cluster_start_phases),
+            reason=reason,
         )
 
     async def _start_grpc(self) -> None:
@@ -210,6 +212,7 @@ class RouterServer:
         listener = listen(self._config.host, self._config.http_port)
         self.http_port = listener.getsockname()[1]
         app = build_app(self.text, self._pool, self._config, self._keys)
+        add_ui_routes(app, self.status, self._router.traces)
         if self._jobs:
             self._jobs.open_to_http(app)
         self._http = server_of(app, self._config.body_timeout_s)

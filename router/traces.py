@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -100,6 +100,8 @@ class Trace:
     outcome: str = RUNNING
     # Its outcome is an error.
     failed: bool = False
+    # When the first of its tokens came here, and when it ended.
+    token_1_s: float | None = None
     ended_s: float | None = None
 
     def begin(self, choices: Iterable[int], now_s: float) -> Try:
@@ -107,7 +109,24 @@ class Trace:
         self.tries.append(one := Try(now_s, tuple(choices)))
         return one
 
-    def to_proto(self, now_s: float) -> router_pb2.Trace:
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.token_1_s is None else self.token_1_s - self.began_s
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(one.num_tokens for one in self.tries)
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(E2E - TTFT) / (N - 1), N of one choice; None while it runs, or with too few tokens."""
+        num_choices = len({choice for one in self.tries for choice in one.choices})
+        num_more = self.num_tokens / max(num_choices, 1) - 1
+        if self.ended_s is None or self.token_1_s is None or num_more <= 0:
+            return None
+        return (self.ended_s - self.token_1_s) / num_more
+
+    def to_proto(self, now_s: float, max_tries: int = _MAX_TRIES) -> router_pb2.Trace:
         return router_pb2.Trace(
             request_id=self.request_id,
             num_prompt_tokens=self.num_prompt_tokens,
@@ -115,7 +134,11 @@ class Trace:
             elapsed_s=(now_s if self.ended_s is None else self.ended_s) - self.began_s,
             outcome=self.outcome,
             num_tries=self.num_tries,
-            tries=[one.to_proto(self.began_s, now_s) for one in self.tries],
+            tries=[one.to_proto(self.began_s, now_s) for one in list(self.tries)[-max_tries:]],
+            num_tokens=self.num_tokens,
+            ttft_s=self.ttft_s,
+            tpot_s=self.tpot_s,
+            tenant=self.tenant,
         )
 
 
@@ -149,6 +172,14 @@ class Traces:
         self._ended.move_to_end(key)
         while len(self._ended) > self._max_ended:
             self._ended.popitem(last=False)
+
+    def running(self) -> Iterator[Trace]:
+        """The latest to arrive first."""
+        return reversed(self._running.values())
+
+    def ended(self) -> Iterator[Trace]:
+        """The latest to end first."""
+        return reversed(self._ended.values())
 
     def tell(self, request_id: str, tenant: str = "") -> list[router_pb2.Trace]:
         """Of this id of the tenant's; of a request with several prompts, and of an id used by several at once, those of

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.config import RouterConfig
 from router.http.answers import RequestIds, error_response, header_of
 from router.tenants import CALLER, KeyRing
+from router.ui.access import key_header, refusal
 from workers.errors import AbortedError, KVFerryError
 
 # Probes come without a key.
@@ -49,9 +50,9 @@ class Keys:
             await self._app(scope, receive, send)
             return
         try:
-            caller = self._keys.caller(header_of(scope, b"authorization"))
+            caller = self._keys.caller(key_header(scope["path"], header_of(scope, b"authorization")))
         except KVFerryError as error:
-            await error_response(error)(scope, receive, send)
+            await refusal(scope["path"], error)(scope, receive, send)
             return
 
         async def send_with_rates(message: Message) -> None:

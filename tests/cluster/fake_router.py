@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -66,6 +67,9 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
         if request.request_id not in self.traces:
             await abort_with(context, NotFoundError(f"no request {request.request_id!r} is known here"))
         return pb.GetTraceResponse(traces=[self.traces[request.request_id]])
+
+    async def GetActivity(self, request: pb.GetActivityRequest, context: Any) -> pb.GetActivityResponse:  # noqa: N802
+        return pb.GetActivityResponse(now_unix_s=time.time(), traces=self.traces.values())
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:  # noqa: N802
         return pb.GetStatusResponse(

@@ -16,6 +16,7 @@ PREDICTION = "tests/router/test_prediction.py"
 KEYS = "tests/router/test_api_keys.py"
 GRPC_LIMITS = "tests/router/test_grpc_limits.py"
 HTTP = "tests/router/test_http_protocol.py"
+UI = "tests/router/test_ui.py"
 BAD = "tests/router/test_bad_requests.py"
 
 DOOR = (
@@ -266,5 +267,35 @@ DOOR = (
         "not (self._in_head or self._in_tail)",
         "not self._in_head",
         (f"{HTTP}::test_trailers_are_kept_by_nobody_and_are_not_endless",),
+    ),
+    Mutant(
+        "a tenant sees its own requests alone",
+        "",
+        "router/activity.py",
+        "if tenant is None or one.tenant == tenant]",
+        "]",
+        (
+            f"{UI}::test_a_tenant_sees_its_own_requests_an_admin_all_and_to_look_costs_nothing",
+            "tests/router/test_activity.py::test_a_tenant_is_told_of_its_own_alone",
+        ),
+    ),
+    Mutant(
+        "a browser's way to give a key is one to the page alone",
+        "",
+        "router/ui/access.py",
+        'return path == "/ui" or path.startswith("/ui/")',
+        "return True",
+        (f"{UI}::test_a_browsers_way_to_give_a_key_is_no_way_to_anything_but_the_page",),
+    ),
+    Mutant(
+        "what the page is told is bounded",
+        "",
+        "router/activity.py",
+        "MAX_SHOWN - len(running)",
+        "None",
+        (
+            f"{UI}::test_with_200_workers_and_1000_requests_it_is_small_and_quickly_made",
+            "tests/router/test_activity.py::test_what_it_tells_is_bounded_and_what_runs_has_no_more_than_its_share",
+        ),
     ),
 )
