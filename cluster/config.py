@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from cluster.config_errors import complaint, first_problem, refuse_unknown_keys
 from cluster.config_file import ConfigFile, parse_yaml, read_config_file
+from cluster.cores import deal_cores, refuse_missing_cores
 from cluster.gpus import no_hand_off
 from cluster.placement import misplaced
 from router.config import JobsConfig, RouterConfig
@@ -29,6 +29,7 @@ from workers.config import (
 )
 from workers.errors import ConfigError
 from workers.fault_config import Fault
+from workers.security_config import SecurityConfig
 
 _LAST_PORT = 65535
 _ROLES: tuple[Role, ...] = get_args(Role)
@@ -73,6 +74,8 @@ class ClusterConfig(EngineConfig):
     """How KV goes from one worker to another."""
     jobs: JobsConfig = JobsConfig()
     """Durable jobs and uploaded files."""
+    security: SecurityConfig = SecurityConfig()
+    """Who may speak to whom, and how."""
     prefill: RoleConfig = RoleConfig(replicas=1)
     """Workers that turn prompts into KV."""
     decode: RoleConfig = RoleConfig(replicas=1)
@@ -141,6 +144,12 @@ class ClusterConfig(EngineConfig):
         return self
 
     @model_validator(mode="after")
+    def _kv_is_as_safe_as_all_else(self) -> ClusterConfig:
+        if problem := self.security.plain_transport(self.transfer.transport):
+            raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
     def _two_servers_need_two_ports(self) -> ClusterConfig:
         if self.router.http_port == self.router.grpc_port != 0:
             raise ValueError(f"router.http_port and router.grpc_port are both {self.router.http_port}: choose two")
@@ -188,7 +197,8 @@ class ClusterConfig(EngineConfig):
     def _settings(self, role: Role) -> dict[str, Any]:
         """What every worker of a role has."""
         shared = self.model_dump(include=set(EngineConfig.model_fields))
-        own: dict[str, Any] = {"role": role, "transfer": self.transfer, "faults": self.faults}
+        shares = ("transfer", "security", "faults")
+        own: dict[str, Any] = {"role": role, **{key: getattr(self, key) for key in shares}}
         if role == "decode" and self.prefill.replicas:
             own["prefill_quantization"] = self.prefill.quantization or self.quantization
         return {**shared, **self.role(role).overrides(), **own}
@@ -271,30 +281,11 @@ def worker_configs(cluster: ClusterConfig, cores: Sequence[int] | None = None) -
     ]
     cores = sorted(os.sched_getaffinity(0)) if cores is None else cores
     if cluster.address is None:
-        _refuse_missing_cores(drafts, cores)
+        refuse_missing_cores(drafts, cores)
     shares = iter(deal_cores(cores, sum(draft.cpu_affinity == "auto" for draft in drafts)))
     return [_pinned(draft, next(shares) if draft.cpu_affinity == "auto" else draft.cpu_affinity) for draft in drafts]
-
-
-def _refuse_missing_cores(workers: Sequence[WorkerConfig], cores: Sequence[int]) -> None:
-    for worker in workers:
-        chosen = worker.cpu_affinity
-        if isinstance(chosen, tuple) and not (chosen and set(chosen) <= set(cores)):
-            raise ConfigError(
-                f"cpu_affinity of {worker.name}: {list(chosen)} must be some of this machine's cores {list(cores)}; "
-                "or leave it at auto",
-                param="cpu_affinity",
-            )
 
 
 def _pinned(worker: WorkerConfig, affinity: tuple[int, ...] | Literal["none"]) -> WorkerConfig:
     num_threads = worker.num_threads or (None if affinity == "none" else len(affinity))
     return worker.model_copy(update={"cpu_affinity": affinity, "num_threads": num_threads})
-
-
-def deal_cores(cores: Sequence[int], num_workers: int) -> list[tuple[int, ...]]:
-    """Disjoint contiguous shares whose sizes differ by one at most; too few cores: one each, in turn."""
-    if num_workers > len(cores):
-        return [(cores[i % len(cores)],) for i in range(num_workers)]
-    bounds = [i * len(cores) // num_workers for i in range(num_workers + 1)] if num_workers else [0]
-    return [tuple(cores[start:end]) for start, end in itertools.pairwise(bounds)]

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.guard import descendants
+from workers.security_config import SecurityConfig
+from workers.tls import CA, CERTIFICATE, KEY
 
 # Ray's least: nothing of ours goes through its object store.
 _OBJECT_STORE_BYTES = 80 << 20
@@ -23,7 +25,7 @@ _NEEDED = ("gcs_server", "raylet")
 _LOWEST = 19
 
 
-def set_environment() -> None:
+def set_environment(security: SecurityConfig) -> None:
     """Ray reads it when it is first imported: nobody may join, and it reports nothing."""
     os.environ.update(
         RAY_AUTH_MODE="token",
@@ -32,6 +34,10 @@ def set_environment() -> None:
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
         RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
     )
+    if security.tls:
+        files = {"SERVER_CERT": CERTIFICATE, "SERVER_KEY": KEY, "CA_CERT": CA}
+        paths = {f"RAY_TLS_{name}": os.path.join(security.tls, file) for name, file in files.items()}
+        os.environ.update(paths, RAY_USE_TLS="1")
 
 
 def make_folder() -> Path:

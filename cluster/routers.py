@@ -146,14 +146,21 @@ class Patience:
 
 
 def credentials_of(tls: Tls | None) -> grpc.ChannelCredentials | None:
-    """None: plain text. Raises ConfigError when the file of `tls` cannot be read."""
-    if tls is None or tls is False:
+    """None: what KVFERRY_TLS says, if anything; else plain text. Raises ConfigError when `tls` cannot be read."""
+    if tls is None:
+        tls = os.environ.get("KVFERRY_TLS") or False
+    if tls is False:
         return None
     if tls is True:
         return grpc.ssl_channel_credentials()
     try:
+        if (folder := Path(tls)).is_dir():
+            ca, certificate, key = ((folder / name).read_bytes() for name in ("ca.crt", "tls.crt", "tls.key"))
+            return grpc.ssl_channel_credentials(ca, key, certificate)
         return grpc.ssl_channel_credentials(Path(tls).read_bytes())
     except OSError as exc:
         raise ConfigError(
-            f"tls: {tls}: {exc.strerror}; give a file of certificates (PEM), or true", param="tls"
+            f"tls: {exc.filename}: {exc.strerror}; give a file of certificates (PEM), a folder with ca.crt, tls.crt "
+            "and tls.key, or true",
+            param="tls",
         ) from None

@@ -28,6 +28,8 @@ class State:
     started_at_s: float
     http_endpoint: str = ""
     grpc_endpoint: str = ""
+    # security.tls, for who asks it from here.
+    tls: str = ""
 
     @property
     def ready(self) -> bool:

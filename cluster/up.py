@@ -63,7 +63,7 @@ def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoint
         _refuse_what_cannot_start(config, say)
         started_at_s = time.time()
         if config.address is None:
-            private_ray.set_environment()
+            private_ray.set_environment(config.security)
         stop.install()
         from cluster.launch import Cluster
 
@@ -72,7 +72,7 @@ def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoint
             cluster.start_ray(say)
             stop.install()
             endpoints = cluster.start(say)
-            folder.write(State(os.getpid(), started_at_s, endpoints.http, endpoints.grpc))
+            folder.write(State(os.getpid(), started_at_s, endpoints.http, endpoints.grpc, config.security.tls or ""))
             yield cluster, endpoints
         finally:
             cluster.stop()

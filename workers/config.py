@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from workers.fault_config import Fault
+from workers.security_config import SecurityConfig
 from workers.strict import Strict
 
 Device = Literal["cpu", "cuda"]
@@ -243,6 +244,7 @@ class WorkerConfig(EngineConfig):
     port: int = Field(default=0, ge=0, le=65535)
     """0: any free port."""
     transfer: TransferConfig = TransferConfig()
+    security: SecurityConfig = SecurityConfig()
     faults: tuple[Fault, ...] = ()
     prefill_quantization: Quantization | None = None
     """Of a decode worker whose prompts other workers compute with other weights. None: its own."""

@@ -5,7 +5,8 @@ import re
 import pytest
 import yaml
 
-from cluster.config import ClusterConfig, deal_cores, load_config, parse_config, router_replicas, worker_configs
+from cluster.config import ClusterConfig, load_config, parse_config, router_replicas, worker_configs
+from cluster.cores import deal_cores
 from workers.config import EngineConfig, SpeculativeConfig
 from workers.errors import ConfigError
 
