@@ -124,10 +124,10 @@ class RouterProcess(Process):
         self._startup.end("workers")
         with _one_line_errors(self._name, self._log):
             from router.server import Identity, serve
-            from workers.tls import tls_of
+            from workers.tls import membership
 
             config = self._config
-            identity = Identity(self._name, config.name, tls_of(config.security))
+            identity = Identity(self._name, config.name, membership(config.security, config.name))
             jobs = _kept_jobs(config)
             self._server = await serve(identity, config.router, config, self._tokenizer, workers, jobs)
             self._startup.end("serve")

@@ -10,14 +10,13 @@ import json
 import os
 import sys
 from contextlib import ExitStack, closing, nullcontext, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cluster.cli_certs import certs
 from cluster.cli_config import config
 from cluster.cli_jobs import jobs, submit
-from cluster.cli_target import DEFAULT_NAME
 from cluster.cli_target import name_option as _name
 from cluster.cli_target import running_target as _running_target
 from cluster.cli_target import target_option as _target
@@ -222,32 +221,7 @@ def keys_new(**entry: Any) -> None:
 
 
 cli.add_command(config)
-
-
-@cli.command()
-@click.argument("folder", type=click.Path())
-@click.option("--cluster", default=DEFAULT_NAME, show_default=True, help="Its `name:`.")
-@click.option("--host", multiple=True, help="A name or address by which clients know its routers. Repeatable.")
-@click.option("--client", multiple=True, help="Make files for a client of this name, too. Repeatable.")
-@click.option("--days", default=90, show_default=True, type=click.IntRange(1), help="Until they run out.")
-def certs(folder: str, cluster: str, host: tuple[str, ...], client: tuple[str, ...], days: int) -> None:
-    """Make a development authority and certificates below FOLDER, or new certificates of the one that is there.
-
-    FOLDER/members is for `security.tls` of every machine of the cluster, FOLDER/NAME for a client (KVFERRY_TLS). They
-    are read again when they change: to run this again renews them, without a restart.
-    """
-    from cluster import certs as made
-
-    path = Path(folder)
-    authority = made.open_authority(path / "authority")
-    made.issue_member(authority, path / "members", cluster, host, days)
-    for name in client:
-        made.issue_client(authority, path / name, name, days)
-    click.echo(f"security: {{tls: {path.resolve() / 'members'}}}")
-    for name in client:
-        click.echo(f"export KVFERRY_TLS={path.resolve() / name}    # {name}")
-
-
+cli.add_command(certs)
 cli.add_command(submit)
 cli.add_command(jobs)
 cli.add_command(plan)

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cluster import ray_tls
 from cluster.guard import descendants
 from workers.security_config import SecurityConfig
-from workers.tls import CA, CERTIFICATE, KEY
 
 # Ray's least: nothing of ours goes through its object store.
 _OBJECT_STORE_BYTES = 80 << 20
@@ -33,11 +33,8 @@ def set_environment(security: SecurityConfig) -> None:
         RAY_USAGE_STATS_ENABLED="0",
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
         RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
+        **ray_tls.of_private_ray(security),
     )
-    if security.tls:
-        files = {"SERVER_CERT": CERTIFICATE, "SERVER_KEY": KEY, "CA_CERT": CA}
-        paths = {f"RAY_TLS_{name}": os.path.join(security.tls, file) for name, file in files.items()}
-        os.environ.update(paths, RAY_USE_TLS="1")
 
 
 def make_folder() -> Path:

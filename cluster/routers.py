@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -19,9 +18,6 @@ from workers.rpc import ACCEPTED_KEY, error_from_rpc
 # A router that died is started anew within a few seconds, and one that fell silent is replaced after ten.
 _RESUME_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
-# Whom a client trusts: nobody needs to be, the authorities that this machine trusts, or those of a file.
-Tls = bool | str | Path
-
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -143,24 +139,3 @@ class Patience:
         if not self._routers.heard or num_rounds == self._rounds or now_s + wait_s > give_up_s:
             raise error from None
         return wait_s
-
-
-def credentials_of(tls: Tls | None) -> grpc.ChannelCredentials | None:
-    """None: what KVFERRY_TLS says, if anything; else plain text. Raises ConfigError when `tls` cannot be read."""
-    if tls is None:
-        tls = os.environ.get("KVFERRY_TLS") or False
-    if tls is False:
-        return None
-    if tls is True:
-        return grpc.ssl_channel_credentials()
-    try:
-        if (folder := Path(tls)).is_dir():
-            ca, certificate, key = ((folder / name).read_bytes() for name in ("ca.crt", "tls.crt", "tls.key"))
-            return grpc.ssl_channel_credentials(ca, key, certificate)
-        return grpc.ssl_channel_credentials(Path(tls).read_bytes())
-    except OSError as exc:
-        raise ConfigError(
-            f"tls: {exc.filename}: {exc.strerror}; give a file of certificates (PEM), a folder with ca.crt, tls.crt "
-            "and tls.key, or true",
-            param="tls",
-        ) from None

@@ -34,7 +34,7 @@ from workers.models.architecture import ArchitectureConfig, read_architecture
 from workers.models.resolve import default_served_name, resolve_model
 from workers.rpc import GrpcNetwork, Network
 from workers.startup import Phases, phases_to_proto
-from workers.tls import TlsFolder
+from workers.tls import Membership
 from workers.tokenizer import Tokenizer
 
 # What running answers get to end by themselves when the server stops.
@@ -47,7 +47,7 @@ class Identity:
 
     name: str = "router-0"
     cluster_name: str = "kvferry"
-    tls: TlsFolder | None = None
+    tls: Membership | None = None
 
 
 _UNNAMED = Identity()
@@ -239,12 +239,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-def server_of(app: ASGIApp, timeout_s: float, tls: TlsFolder | None = None) -> _Server:
+def server_of(app: ASGIApp, timeout_s: float, tls: Membership | None = None) -> _Server:
     """`timeout_s`: what a client gets to send the head of a request, and to read on."""
     return _Server(
         uvicorn.Config(
             app,
-            ssl_context_factory=(lambda *_: rotating_context(tls)) if tls else None,
+            ssl_context_factory=(lambda *_: rotating_context(tls.files)) if tls else None,
             http=cast(Any, functools.partial(PatientProtocol, timeout_s=timeout_s)),
             ws="none",
             lifespan="off",

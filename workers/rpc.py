@@ -15,9 +15,11 @@ import grpc.aio
 from protos.calls_pb2_grpc import add_MultiplexServiceServicer_to_server
 from workers import errors
 from workers.errors import KVFerryError
+from workers.members import MembersOnly
 from workers.rpc_multiplex import MultiplexedChannel, MultiplexService
 from workers.rpc_stream import StreamedCalls, add_streamed_calls
-from workers.tls import MembersOnly, RotatingChannel, TlsFolder
+from workers.tls import Membership
+from workers.tls_channel import RotatingChannel
 
 M = TypeVar("M")
 S = TypeVar("S")
@@ -86,7 +88,7 @@ class Network(Protocol):
 
 
 class GrpcNetwork:
-    def __init__(self, tls: TlsFolder | None = None) -> None:
+    def __init__(self, tls: Membership | None = None) -> None:
         """None: in plain text, to and from anybody."""
         self._tls = tls
 
@@ -98,9 +100,11 @@ class GrpcNetwork:
         if self._tls is None:
             return grpc.aio.insecure_channel(address, options=options)
         # Whoever is of the cluster answers to its name, at whatever address.
-        named = (*options, ("grpc.ssl_target_name_override", self._tls.member))
+        named = (*options, ("grpc.ssl_target_name_override", self._tls.name))
         connect = functools.partial(grpc.aio.secure_channel, address, options=named)
-        return cast(grpc.aio.Channel, RotatingChannel(self._tls, lambda credentials: connect(credentials=credentials)))
+        return cast(
+            grpc.aio.Channel, RotatingChannel(self._tls.files, lambda credentials: connect(credentials=credentials))
+        )
 
     def server(
         self,
@@ -110,7 +114,7 @@ class GrpcNetwork:
         for_clients: bool = False,
     ) -> grpc.aio.Server:
         if self._tls is not None and not for_clients:
-            interceptors = [MembersOnly(self._tls.member), *interceptors]
+            interceptors = [MembersOnly(self._tls.name), *interceptors]
         limit = (("grpc.max_receive_message_length", max_message_bytes),)
         return grpc.aio.server(interceptors=interceptors, options=_OPTIONS + _BULK_OPTIONS[:-1] + limit)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from workers.strict import Strict
 
@@ -13,9 +13,9 @@ NEVER_ENCRYPTED = ("nccl", "gloo", "nixl")
 
 
 class SecurityConfig(Strict):
-    tls: str | None = Field(default=None)
-    """A folder with ca.crt, tls.crt and tls.key (`kvferry certs`, cert-manager), read again when they change: every port
-    then speaks TLS, to those only who show a certificate of that authority. null: plain text, to whoever comes."""
+    tls: str | None = None
+    """A folder with ca.crt, tls.crt and tls.key (`kvferry certs`, cert-manager), read again when they change: every
+    port then speaks TLS, to those only who show a certificate of that authority. null: plain text, to whoever comes."""
     trusted_network: bool = False
     """With tls: whether what cannot be encrypted may be used all the same: transports nccl, gloo and nixl, and a Ray
     that is joined without TLS of its own."""
