@@ -15,9 +15,9 @@ import pytest
 from cluster.certs import issue_member, open_authority
 from protos import worker_pb2, worker_pb2_grpc
 from tests.security.certificates import DAYS, Certificates
-from workers.errors import ConfigError, KVFerryError, UnavailableError
+from workers.errors import KVFerryError, UnavailableError
 from workers.rpc import GrpcNetwork, add_bytes_method, call
-from workers.tls import CERTIFICATE, TlsFolder
+from workers.tls import Membership
 
 
 class Servicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -29,10 +29,15 @@ class Servicer(worker_pb2_grpc.WorkerServiceServicer):
     async def StreamOutputs(self, request: Any, context: Any) -> Any:  # noqa: N802
         yield worker_pb2.StreamOutputsResponse()
 
+    async def StreamKVEvents(self, request: Any, context: Any) -> Any:  # noqa: N802
+        while True:
+            yield worker_pb2.StreamKVEventsResponse()
+            await asyncio.sleep(0.05)
+
 
 @asynccontextmanager
 async def serving(folder: Path, *, for_clients: bool = False) -> AsyncIterator[str]:
-    network = GrpcNetwork(TlsFolder(folder))
+    network = GrpcNetwork(Membership(folder))
     server = network.server(for_clients=for_clients)
     network.add_multiplexed(server, worker_pb2_grpc.add_WorkerServiceServicer_to_server, cast(Any, Servicer)())
 
@@ -61,7 +66,7 @@ async def ask_all(channel: Any, network: GrpcNetwork) -> None:
 def test_members_of_one_cluster_speak_to_each_other(ours: Certificates, multiplexed):
     async def main() -> None:
         async with serving(ours.member()) as address:
-            network = GrpcNetwork(TlsFolder(ours.member("one", "elsewhere")))
+            network = GrpcNetwork(Membership(ours.member("one", "elsewhere")))
             channel = network.connect(address, multiplexed=multiplexed)
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             assert (await call(stub.GetStats(worker_pb2.GetStatsRequest(), timeout=5))).stats.name == "w"
@@ -98,7 +103,7 @@ def test_who_shows_no_certificate_gets_nothing(ours: Certificates, connect: Call
 def test_a_member_signed_by_another_authority_gets_nothing(ours: Certificates, foreign: Certificates, for_clients):
     async def main() -> None:
         async with serving(ours.member(), for_clients=for_clients) as address:
-            channel = GrpcNetwork(TlsFolder(foreign.member())).connect(address)
+            channel = GrpcNetwork(Membership(foreign.member())).connect(address)
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             with pytest.raises(UnavailableError):
                 await call(stub.GetStats(worker_pb2.GetStatsRequest(), timeout=5))
@@ -133,7 +138,9 @@ def test_a_workers_port_is_for_members_and_a_routers_for_clients_too(ours: Certi
         async with serving(ours.member()) as address:
             for name, ask in calls.items():
                 async with grpc.aio.secure_channel(address, credentials_in(own)) as channel:
-                    with pytest.raises(KVFerryError, match=r"this is one\.kvferry|the certificate shown is not of it"):
+                    with pytest.raises(
+                        KVFerryError, match=r"this is one\.cluster\.kvferry|the certificate shown is not of it"
+                    ):
                         await ask(channel)
                 assert name
         async with (
@@ -146,38 +153,47 @@ def test_a_workers_port_is_for_members_and_a_routers_for_clients_too(ours: Certi
 
 
 def test_new_certificates_are_taken_without_a_restart(ours: Certificates):
-    """All three, of a new authority: what is connected goes on, and whoever connects needs the new ones."""
+    """All three, of a new authority: what runs goes on, and whoever connects needs the new ones."""
 
     async def main() -> None:
         folder = ours.member()
         async with serving(folder) as address:
-            network = GrpcNetwork(TlsFolder(folder))
+            network = GrpcNetwork(Membership(folder))
             channel = network.connect(address)
-            stub = worker_pb2_grpc.WorkerServiceStub(channel)
-            message = worker_pb2.GetStatsRequest()
-            await call(stub.GetStats(message, timeout=5))
+            stub = stub_of(channel)
+            await call(stub.GetStats(worker_pb2.GetStatsRequest(), timeout=5))
+            running = stub.StreamKVEvents(worker_pb2.StreamKVEventsRequest())
+            await running.read()
             old = credentials_in(folder)
-            other = open_authority(ours.folder / "new authority")
-            issue_member(other, folder, "one", [], DAYS)
+            issue_member(open_authority(ours.folder / "new authority"), folder, "one", [], DAYS)
             await asyncio.sleep(1.1)
-            await call(stub.GetStats(message, timeout=5))
+            await call(stub.GetStats(worker_pb2.GetStatsRequest(), timeout=5))
             async with grpc.aio.secure_channel(address, old) as late:
                 with pytest.raises(UnavailableError):
-                    await call(
-                        worker_pb2_grpc.WorkerServiceStub(late).GetStats(worker_pb2.GetStatsRequest(), timeout=5)
-                    )
-            await call(stub.GetStats(message, timeout=5))
+                    await call(stub_of(late).GetStats(worker_pb2.GetStatsRequest(), timeout=5))
+            async with grpc.aio.secure_channel(address, credentials_in(folder)) as new:
+                await call(stub_of(new).GetStats(worker_pb2.GetStatsRequest(), timeout=5))
+            for _ in range(3):
+                assert await running.read() is not grpc.aio.EOF
             await channel.close()
 
     asyncio.run(main())
 
 
-def test_files_that_are_missing_or_no_members_are_refused_by_name(ours: Certificates, tmp_path):
-    with pytest.raises(ConfigError, match=r"ca\.crt: No such file or directory; `kvferry certs"):
-        TlsFolder(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"names 0 clusters; one of its DNS names must end in \.kvferry"):
-        TlsFolder(ours.client())
-    folder = ours.member()
-    (folder / CERTIFICATE).write_bytes(b"nonsense")
-    with pytest.raises(ConfigError, match=r"tls\.crt"):
-        TlsFolder(folder)
+def test_files_that_do_not_fit_together_are_not_taken(ours: Certificates, foreign: Certificates):
+    """Half of a rotation: the former ones are used until the other half is there."""
+
+    async def main() -> None:
+        folder, other = ours.member(), foreign.member()
+        async with serving(folder) as address:
+            for name in ("tls.key", "tls.crt", "ca.crt"):
+                (folder / name).write_bytes((other / name).read_bytes())
+                async with grpc.aio.secure_channel(address, credentials_in(ours.member("one", "former"))) as channel:
+                    asked = call(stub_of(channel).GetStats(worker_pb2.GetStatsRequest(), timeout=5))
+                    if name == "ca.crt":
+                        with pytest.raises(UnavailableError):
+                            await asked
+                    else:
+                        await asked
+
+    asyncio.run(main())

@@ -15,7 +15,7 @@ import pytest
 from cluster.certs import issue_member, open_authority
 from router.server import listen, server_of
 from tests.security.certificates import DAYS, Certificates
-from workers.tls import TlsFolder
+from workers.tls import Membership
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
@@ -26,7 +26,7 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[int]:
     listener = listen("127.0.0.1", 0)
-    server = server_of(hello, 10.0, TlsFolder(folder))
+    server = server_of(hello, 10.0, Membership(folder))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     await server.answering.wait()
     try:
@@ -73,8 +73,9 @@ def test_nobody_else_is(ours: Certificates, foreign: Certificates, who):
 def test_new_files_are_taken_without_a_restart(ours: Certificates):
     async def main() -> None:
         member, old = ours.member(), context_of(ours.client())
-        async with serving(member) as port:
-            assert await get(port, old) == "https"
+        async with serving(member) as port, httpx.AsyncClient(verify=old, trust_env=False) as kept:
+            url = f"https://127.0.0.1:{port}/"
+            assert (await kept.get(url)).text == "https"
             issue_member(open_authority(ours.folder / "new authority"), member, "one", [], DAYS)
             assert await get(port, context_of(member)) == "https"
             with pytest.raises(httpx.TransportError):
@@ -83,5 +84,6 @@ def test_new_files_are_taken_without_a_restart(ours: Certificates):
             trusting.load_cert_chain(ours.client() / "tls.crt", ours.client() / "tls.key")
             with pytest.raises(httpx.TransportError):
                 await get(port, trusting)
+            assert (await kept.get(url)).text == "https"
 
     asyncio.run(main())
