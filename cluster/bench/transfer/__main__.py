@@ -114,6 +114,12 @@ def ratios(seconds: Mapping[str, list[float]]) -> dict[str, float]:
     }
 
 
+def cost_of_tls(seconds: Mapping[str, list[float]]) -> dict[str, float]:
+    """How many times as long each transport takes with it."""
+    best = {name: min(times) for name, times in seconds.items()}
+    return {name: round(best[f"{name} with TLS"] / best[name], 3) for name in best if f"{name} with TLS" in best}
+
+
 @click.command()
 @click.option("--tokens", default=7168, show_default=True, help="KV handed over in each turn.")
 @click.option("--rounds", default=20, show_default=True, help="Turns of each contestant.")
@@ -122,15 +128,17 @@ def main(tokens: int, rounds: int, model_rounds: int) -> None:
     """GB/s and seconds per 1,000 tokens of KV for each transport, and what hand-offs cost prefill."""
     cores = os.sched_getaffinity(0)
     with tempfile.TemporaryDirectory() as folder:
-        issue_member(
-            open_authority(Path(folder) / "authority"), certificates := Path(folder) / "members", "bench", (), 1
-        )
+        certificates = Path(folder) / "members"
+        issue_member(open_authority(Path(folder) / "authority"), certificates, "bench", (), 1)
         with in_another_process(functools.partial(serve_bench, certificates)) as addresses:
             pin(0)
             seconds = asyncio.run(take_turns(addresses, tokens, rounds, certificates))
     figures = transfer_figures(seconds, tokens)
     for name, row in figures.items():
         click.echo(f"{name:24} {row['gb_per_s']:7.2f} GB/s {row['s_per_1000_tokens']:9.4f} s per 1,000 tokens")
+    tls = cost_of_tls(seconds)
+    for name, times in tls.items():
+        click.echo(f"{name} with TLS takes {times:.2f} times as long")
     values, model = ratios(seconds), {}
     if model_rounds:
         os.sched_setaffinity(0, cores)  # Another process has the cores of who starts it.
@@ -142,7 +150,8 @@ def main(tokens: int, rounds: int, model_rounds: int) -> None:
         click.echo(f"a prompt of 1,024 tokens: {model['arrival_to_token_2_s']:.2f} s from arrival to token 2")
         click.echo(f"a hand-off costs prefill {100 * model['prefill_more_cpu_time']:.1f} % of its core's time")
     goals = {name: _judge(name, value) for name, value in values.items()}
-    click.echo(json.dumps({"tokens": tokens, "rounds": rounds, "ways": figures, "model": model, "goals": goals}))
+    run = {"tokens": tokens, "rounds": rounds}
+    click.echo(json.dumps({**run, "ways": figures, "tls": tls, "model": model, "goals": goals}))
 
 
 def _judge(name: str, value: float) -> dict[str, float | bool]:
