@@ -9,7 +9,7 @@ from tests.k8s.operator_rules import broken_rules
 
 TEXT = (K8S.parent / "docs" / "kubernetes.md").read_text()
 # Made by the operator and by cert-manager.
-MADE = {"kvferry", "kvferry-launcher-tls"}
+MADE = {"kvferry", "kvferry-launcher-tls", "kvferry-tls"}
 
 
 def secrets_in(value: object) -> set[str]:
