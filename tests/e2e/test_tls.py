@@ -1,109 +1,193 @@
-"""A cluster whose config says security.tls: every port of it, and who gets in."""
+"""A cluster with security.tls and router.api_keys: every port of it, who gets in, and what is kept secret."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
-import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import httpx
+import openai
 import pytest
 
 from cluster.client import Client
 from protos import worker_pb2, worker_pb2_grpc
 from tests.e2e.clusters import RealCluster
+from tests.security.certificates import Certificates
+from tests.security.strangers import context_of, foreign_context, got_from
 from workers.errors import UnavailableError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-def context_of(folder: Path, *, certificate: bool) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-    if certificate:
-        context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
-    return context
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    cluster: RealCluster
+    certs: Path
+    key: str
+    http: str
+    grpc: str
+
+    @property
+    def client(self) -> Path:
+        return self.certs / "client"
+
+    def https(self) -> httpx.Client:
+        return httpx.Client(verify=context_of(self.client), trust_env=False, base_url=self.http)
 
 
-def ports_of(cluster: RealCluster) -> dict[int, str]:
-    """Every TCP port on which a process of the cluster listens, and its command line."""
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    home = tmp_path_factory.mktemp("guarded")
+    bare = RealCluster("tls-test", home)
+    made = bare.kvferry("certs", home / "certs", "--cluster", bare.name)
+    assert made.returncode == 0, made.stderr
+    key, line = bare.kvferry("keys", "new", "--tenant", "ann", "--admin").stdout.split("\n\n")
+    (home / "keys.yaml").write_text(f"keys:\n{line.splitlines()[-1]}\n")
+    cluster = RealCluster(bare.name, home, {"KVFERRY_API_KEY": key.strip()})
+    security = next(line for line in made.stdout.splitlines() if line.startswith("security:"))
+    router = f"router: {{http_port: 0, grpc_port: 0, api_keys: {home / 'keys.yaml'}}}"
+    started = cluster.kvferry("up", cluster.write_config(f"{router}\n{security}\n"), "--detach")
+    try:
+        assert (started.returncode, started.stderr) == (0, ""), started
+        status = json.loads(cluster.kvferry("status", "--name", cluster.name, "--json").stdout)
+        endpoints = status["endpoints"]
+        yield Guarded(cluster, home / "certs", key.strip(), endpoints["http"], endpoints["grpc"])
+    finally:
+        cluster.kvferry("down", "--name", cluster.name)
+    assert not cluster.processes()
+
+
+def listeners(cluster: RealCluster) -> dict[tuple[str, int], str]:
+    """Every address and TCP port on which a process of the cluster listens, and its command line."""
     inodes = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A":
-                inodes[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
+                address, _, port = fields[1].rpartition(":")
+                inodes[f"socket:[{fields[9]}]"] = address, int(port, 16)
     found = {}
     for pid, command in cluster.processes().items():
         for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
             try:
-                port = inodes.get(os.readlink(descriptor))
+                place = inodes.get(os.readlink(descriptor))
             except OSError:
                 continue
-            if port:
-                found[port] = command
+            if place:
+                found[place] = command
     return found
 
 
-def speaks_tls_to_strangers(port: int, folder: Path) -> str:
-    """What comes of a handshake without a certificate: "refused", or how far it got."""
-    context = context_of(folder, certificate=False)
-    context.check_hostname = False
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    try:
-        with (
-            socket.create_connection(("127.0.0.1", port), 5) as plain,
-            context.wrap_socket(plain, server_hostname="localhost") as wrapped,
-        ):
-            wrapped.settimeout(5)
-            # TLS 1.3 tells of a missing certificate with the first read.
-            wrapped.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))
-            return f"answered {wrapped.recv(100)!r}"[:80] if wrapped.recv(1) else "refused"
-    except OSError:
-        return "refused"
+def test_no_port_of_any_process_answers_a_stranger(guarded: Guarded, tmp_path: Path):
+    foreign = Certificates(tmp_path / "foreign")
+    members = guarded.certs / "members"
+    strangers = {
+        "in plain text": None,
+        "without a certificate": context_of(members, certificate=False),
+        "a member by a foreign authority": foreign_context(members, foreign.member(guarded.cluster.name)),
+    }
+    found = listeners(guarded.cluster)
+    assert len(found) >= 6
+    answered = {
+        (port, who, found[address, port]): said
+        for address, port in found
+        for who, context in strangers.items()
+        if (said := got_from(port, context))
+    }
+    assert answered == {}
 
 
-def test_every_port_of_a_cluster_is_for_who_has_a_certificate(tmp_path: Path):
-    cluster = RealCluster("tls-test", tmp_path)
-    made = cluster.kvferry("certs", tmp_path / "certs", "--cluster", cluster.name, "--client", "ann")
-    assert made.returncode == 0, made.stderr
-    config = cluster.write_config(f"router: {{http_port: 0, grpc_port: 0}}\n{made.stdout.splitlines()[0]}\n")
-    started = cluster.kvferry("up", config, "--detach")
-    try:
-        assert (started.returncode, started.stderr) == (0, ""), started
-        answered = cluster.kvferry("generate", "Hi", "--max-tokens", "8", "--name", cluster.name)
-        assert answered.returncode == 0, answered.stderr
-        status = json.loads(cluster.kvferry("status", "--name", cluster.name, "--json").stdout)
-        http, target = status["endpoints"]["http"], status["endpoints"]["grpc"]
-        assert http.startswith("https://")
-        ann, members = tmp_path / "certs/ann", tmp_path / "certs/members"
+def test_a_client_may_not_speak_to_workers(guarded: Guarded):
+    ca, certificate, key = ((guarded.client / name).read_bytes() for name in ("ca.crt", "tls.crt", "tls.key"))
+    with Client(guarded.grpc, tls=guarded.client, api_key=guarded.key) as client:
+        workers = client.status().workers
+    for worker in workers:
+        with grpc.secure_channel(worker.address, grpc.ssl_channel_credentials(ca, key, certificate)) as channel:
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.GetStats(worker_pb2.GetStatsRequest(), timeout=5)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
 
-        with Client(target, tls=ann) as client:
-            assert client.status().ready
-        with pytest.raises(UnavailableError), Client(target) as client:
-            client.status()
-        with httpx.Client(verify=context_of(ann, certificate=True), trust_env=False) as client_of_http:
-            models = client_of_http.get(f"{http}/v1/models")
-            assert models.status_code == 200
-        with pytest.raises(httpx.TransportError):
-            httpx.get(f"{http}/v1/models", verify=context_of(ann, certificate=False), trust_env=False)
-        with pytest.raises(httpx.TransportError):
-            httpx.get(f"{http.replace('https', 'http')}/v1/models", trust_env=False)
 
-        credentials = grpc.ssl_channel_credentials(
-            *((ann / name).read_bytes() for name in ("ca.crt", "tls.key", "tls.crt"))
-        )
-        for worker in status["workers"]:
-            with grpc.secure_channel(worker["address"], credentials) as channel:
-                stub = worker_pb2_grpc.WorkerServiceStub(channel)
-                with pytest.raises(grpc.RpcError) as caught:
-                    stub.GetStats(worker_pb2.GetStatsRequest(), timeout=5)
-                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
-        ports = ports_of(cluster)
-        assert len(ports) >= 4
-        open_ones = {port: what for port, what in ports.items() if speaks_tls_to_strangers(port, members) != "refused"}
-        assert open_ones == {}
-    finally:
-        cluster.kvferry("down", "--name", cluster.name)
+def test_commands_beside_it_need_nothing_said(guarded: Guarded, tmp_path: Path):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi", "max_tokens": 4}\n')
+    name = ("--name", guarded.cluster.name)
+    for command in (
+        ("generate", "Hi", "--max-tokens", "8"),
+        ("status",),
+        ("submit", tmp_path / "prompts.jsonl", "--wait"),
+        ("jobs",),
+        ("verify",),
+    ):
+        done = guarded.cluster.kvferry(*command, *name)
+        assert done.returncode == 0, (command, done.stderr)
+        assert done.stdout
+
+
+def test_others_show_a_clients_certificate(guarded: Guarded):
+    with Client(guarded.grpc, tls=guarded.client, api_key=guarded.key) as client:
+        text = client.generate("Hello", max_tokens=8, temperature=0.0).text
+    with guarded.https() as http:
+        api = openai.OpenAI(base_url=f"{guarded.http}/v1", api_key=guarded.key, http_client=http, max_retries=0)
+        (model,) = api.models.list().data
+        answer = api.completions.create(model=model.id, prompt="Hello", max_tokens=8, temperature=0)
+        assert answer.choices[0].text == text
+        assert http.get("/v1/models").status_code == 401
+    with pytest.raises(UnavailableError, match="KVFERRY_TLS"), Client(guarded.grpc, api_key=guarded.key) as client:
+        client.status()
+
+
+def test_certificates_are_renewed_while_it_serves(guarded: Guarded):
+    with Client(guarded.grpc, tls=guarded.client, api_key=guarded.key) as client:
+        chunks = client.stream("Hello", max_tokens=200, ignore_eos=True)
+        next(chunks)
+        renewed = guarded.cluster.kvferry("certs", guarded.certs, "--renew")
+        assert renewed.returncode == 0, renewed.stderr
+        assert client.status().ready
+        assert sum(len(chunk.token_ids) for chunk in chunks) > 100
+    done = guarded.cluster.kvferry("generate", "Hi", "--max-tokens", "8", "--name", guarded.cluster.name)
+    assert done.returncode == 0, done.stderr
+
+
+def told_by(guarded: Guarded) -> dict[str, str]:
+    """All that a cluster says of itself: its logs, Ray's, status, metrics, and its errors."""
+    cluster, told = guarded.cluster, {}
+    sessions = {Path(word) for line in cluster.processes().values() for word in line.split() if "/session_" in word}
+    folders = {Path(*path.parts[: index + 1]) for path in sessions for index, part in enumerate(path.parts)
+               if part.startswith("session_")}  # fmt: skip
+    for folder in (cluster.home / ".kvferry" / cluster.name, *(folder / "logs" for folder in folders)):
+        for path in folder.rglob("*"):
+            if path.is_file() and path.suffix != ".sqlite":
+                told[str(path)] = path.read_text(errors="replace")
+    name = ("--name", cluster.name)
+    for command in (("status", "--json"), ("verify", "--json"), ("jobs", "--json")):
+        told[command[0]] = cluster.kvferry(*command, *name).stdout
+    told["config show"] = cluster.kvferry("config", "show", cluster.home / f"{cluster.name}.yaml").stdout
+    with guarded.https() as http:
+        key = {"authorization": f"Bearer {guarded.key}"}
+        told["metrics"] = http.get("/metrics", headers=key).text
+        told["wrong"] = http.post("/v1/completions", headers=key, json={"model": 1}).text
+        told["no key"] = http.get("/metrics", headers={"authorization": f"Bearer {guarded.key}x"}).text
+    return told
+
+
+def secrets_of(guarded: Guarded) -> dict[str, str]:
+    found = {"API key": guarded.key}
+    for path in guarded.certs.rglob("*.key"):
+        found[str(path)] = path.read_text().splitlines()[1]
+    for pid in guarded.cluster.processes():
+        for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if line.startswith(b"RAY_AUTH_TOKEN="):
+                found["Ray's token"] = line.partition(b"=")[2].decode()
+    return found
+
+
+def test_no_secret_is_told(guarded: Guarded):
+    secrets, told = secrets_of(guarded), told_by(guarded)
+    assert {"API key", "Ray's token"} < secrets.keys()
+    assert len(told) > 10
+    assert [(name, where) for where, text in told.items() for name, secret in secrets.items() if secret in text] == []
