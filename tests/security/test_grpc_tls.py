@@ -152,6 +152,19 @@ def test_a_workers_port_is_for_members_and_a_routers_for_clients_too(ours: Certi
     asyncio.run(main())
 
 
+def test_a_member_speaks_to_nobody_of_another_cluster(ours: Certificates):
+    """By the same authority, and at an address that its certificate has."""
+
+    async def main() -> None:
+        async with serving(ours.member("two"), for_clients=True) as address:
+            channel = GrpcNetwork(Membership(ours.member())).connect(address)
+            with pytest.raises(UnavailableError):
+                await call(stub_of(channel).GetStats(worker_pb2.GetStatsRequest(), timeout=5))
+            await channel.close()
+
+    asyncio.run(main())
+
+
 def test_new_certificates_are_taken_without_a_restart(ours: Certificates):
     """All three, of a new authority: what runs goes on, and whoever connects needs the new ones."""
 
