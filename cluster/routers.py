@@ -18,6 +18,12 @@ from workers.rpc import ACCEPTED_KEY, error_from_rpc
 # A router that died is started anew within a few seconds, and one that fell silent is replaced after ten.
 _RESUME_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
+# What gRPC says where something listened, and would not speak.
+_TURNED_AWAY = ("socket closed", "connection reset", "handshake", "ssl")
+_SHOW_A_CERTIFICATE = (
+    "something listens there: if it is a router with security.tls, give certificates that it accepts (tls, KVFERRY_TLS)"
+)
+
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -60,8 +66,10 @@ class Routers:
         if "kvferry-error" in dict(exc.trailing_metadata() or ()):
             self.heard = True
         elif isinstance(error, UnavailableError):
-            reason = "start one with `kvferry up`, or give its target"
-            return UnavailableError(f"no router answers at {self.addresses[at]}; {reason}")
+            said = (exc.details() or "").lower()
+            turned_away = any(word in said for word in _TURNED_AWAY)
+            mend = _SHOW_A_CERTIFICATE if turned_away else "start one with `kvferry up`, or give its target"
+            return UnavailableError(f"no router answers at {self.addresses[at]}; {mend}")
         return error
 
 
