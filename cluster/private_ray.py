@@ -33,6 +33,8 @@ def set_environment(security: SecurityConfig) -> None:
         RAY_USAGE_STATS_ENABLED="0",
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
         RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
+        # No port: what it would tell there, nobody asks for.
+        AUTOSCALER_METRIC_PORT="-1",
         **ray_tls.of_private_ray(security),
     )
 

@@ -92,6 +92,8 @@ def test_no_port_of_any_process_answers_a_stranger(guarded: Guarded, tmp_path: P
     }
     found = listeners(guarded.cluster)
     assert len(found) >= 6
+    # 127.0.0.1, also as IPv6 writes it.
+    assert {address[-8:] for address, _ in found} == {"0100007F"}, found
     answered = {
         (port, who, found[address, port]): said
         for address, port in found
@@ -110,7 +112,7 @@ def test_a_client_may_not_speak_to_workers(guarded: Guarded):
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             with pytest.raises(grpc.RpcError) as caught:
                 stub.GetStats(worker_pb2.GetStatsRequest(), timeout=5)
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_commands_beside_it_need_nothing_said(guarded: Guarded, tmp_path: Path):
@@ -131,11 +133,12 @@ def test_commands_beside_it_need_nothing_said(guarded: Guarded, tmp_path: Path):
 def test_others_show_a_clients_certificate(guarded: Guarded):
     with Client(guarded.grpc, tls=guarded.client, api_key=guarded.key) as client:
         text = client.generate("Hello", max_tokens=8, temperature=0.0).text
-    with guarded.https() as http:
-        api = openai.OpenAI(base_url=f"{guarded.http}/v1", api_key=guarded.key, http_client=http, max_retries=0)
+    by_openai = openai.DefaultHttpxClient(verify=context_of(guarded.client), trust_env=False)
+    with openai.OpenAI(base_url=f"{guarded.http}/v1", api_key=guarded.key, http_client=by_openai) as api:
         (model,) = api.models.list().data
         answer = api.completions.create(model=model.id, prompt="Hello", max_tokens=8, temperature=0)
         assert answer.choices[0].text == text
+    with guarded.https() as http:
         assert http.get("/v1/models").status_code == 401
     with pytest.raises(UnavailableError, match="KVFERRY_TLS"), Client(guarded.grpc, api_key=guarded.key) as client:
         client.status()

@@ -84,6 +84,6 @@ def test_every_grpc_method_says_unauthenticated_without_a_key(tmp_path: Path):
 
 async def code_of(whole: Whole, method: str, metadata: Any) -> grpc.StatusCode:
     async with grpc.aio.insecure_channel(whole.grpc_target) as channel:
-        calling: Any = channel.stream_stream(method)(iter([b""]), metadata=metadata, timeout=5)
-        code: grpc.StatusCode = await calling.code()
+        ask: Any = channel.stream_stream(method)
+        code: grpc.StatusCode = await ask(iter([b""]), metadata=metadata, timeout=5).code()
         return code

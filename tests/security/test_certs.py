@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
 
 from cluster import certs
 from cluster.cli import run
@@ -42,9 +43,9 @@ def test_nothing_is_overwritten_unless_renewal_is_asked_for(tmp_path, capsys):
     assert "is there already: --renew" in capsys.readouterr().err
     assert run(["certs", str(made), "--client", "bob"]) == 0
     assert {path: path.read_bytes() for path in before} == before
-    names = certs.x509.load_pem_x509_certificate(before[made / "members/tls.crt"])
+    names = x509.load_pem_x509_certificate(before[made / "members/tls.crt"])
     assert run(["certs", str(made), "--renew", "--days", "5"]) == 0
-    renewed = certs.x509.load_pem_x509_certificate((made / "members/tls.crt").read_bytes())
+    renewed = x509.load_pem_x509_certificate((made / "members/tls.crt").read_bytes())
     assert renewed.serial_number != names.serial_number
     assert list(renewed.extensions) == list(names.extensions)
     assert renewed.not_valid_after_utc - datetime.now(UTC) < timedelta(days=5)
@@ -127,12 +128,14 @@ def test_config_check_and_up_refuse_them_before_anything_starts(ours: Certificat
 
 @pytest.mark.parametrize("transport", ["nccl", "gloo", "nixl"])
 def test_what_cannot_be_encrypted_is_refused_beside_tls(transport):
-    settings: dict[str, Any] = {"transfer": {"transport": transport}, "security": {"tls": "/certs"}}
+    device = "cuda" if transport == "nccl" else "cpu"
+    settings: dict[str, Any] = {"device": device, "transfer": {"transport": transport}, "security": {"tls": "/certs"}}
     with pytest.raises(ValueError, match=r"cannot be encrypted.*trusted_network: true"):
         ClusterConfig(**settings)
     settings["security"]["trusted_network"] = True
     assert ClusterConfig(**settings).transfer.transport == transport
-    assert ClusterConfig(transfer={"transport": transport}).security.tls is None
+    del settings["security"]
+    assert ClusterConfig(**settings).security.tls is None
 
 
 def test_a_ray_that_is_joined_must_speak_tls_too(tmp_path, capsys, monkeypatch):

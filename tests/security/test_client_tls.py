@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -29,7 +29,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
 def serving(folder: Path, port: int = 0) -> Iterator[int]:
     ca, certificate, key = ((folder / name).read_bytes() for name in ("ca.crt", "tls.crt", "tls.key"))
     server = grpc.server(ThreadPoolExecutor(2))
-    router_pb2_grpc.add_RouterServiceServicer_to_server(Router(), server)
+    router_pb2_grpc.add_RouterServiceServicer_to_server(cast(Any, Router)(), server)
     credentials = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
     bound = server.add_secure_port(f"127.0.0.1:{port}", credentials)
     server.start()

@@ -17,7 +17,7 @@ from cluster.bench.compare.contestant import (
     Contestant,
     free_ports,
 )
-from cluster.config import deal_cores
+from cluster.cores import deal_cores
 from workers.errors import ConfigError
 
 # Larger steps than its own default of 2,048 would allow make prompts no faster, and decodes wait for them.
