@@ -158,9 +158,11 @@ class RouterProcess(Process):
         self._startup.end("workers")
         with _one_line_errors(self._name, self._log):
             from router.server import Identity, serve
+            from workers.tls import membership
 
             config = self._config
-            identity, jobs = Identity(self._name, config.name), _kept_jobs(config)
+            identity = Identity(self._name, config.name, membership(config.security, config.name))
+            jobs = _kept_jobs(config)
             self._server = await serve(identity, config.router, config, self._tokenizer, workers, jobs)
             self._observe(self._server)
             self._startup.end("serve")

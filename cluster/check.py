@@ -16,6 +16,7 @@ from cluster.gpus import gpu_share
 from cluster.memory import Memory, gpu_memory, host_memory
 from cluster.otlp import require_otel
 from cluster.ports import refuse_busy_ports, require_listener
+from cluster.ray_tls import require_of_joined_ray
 from cluster.worker_configs import worker_configs
 from workers.config import WorkerConfig
 from workers.engine.sizes import Footprint, footprint
@@ -23,6 +24,8 @@ from workers.errors import ConfigError
 from workers.models.architecture import ArchitectureConfig, read_architecture
 from workers.models.shard import require_divisible
 from workers.models.stored import Stored, require_quantisable, stored_tensors
+from workers.security_config import SecurityConfig
+from workers.tls import membership
 
 # Of each process beside weights and KV: what it has loaded.
 _WORKER_BYTES, _ROUTER_BYTES = 400 << 20, 250 << 20
@@ -87,7 +90,7 @@ def examine(config: ClusterConfig, find_model: Callable[[str], Path | None], wit
                 _look_at_transports(config, workers, report)
             _look_here(config, workers, find_model, report)
         else:
-            _look_at_ray(config.address, report)
+            _look_at_ray(config.address, config.security, report)
     return report
 
 
@@ -104,8 +107,10 @@ def _look_here(
     _look_at_memory(workers, config.router.replicas, report)
 
 
-def _look_at_ray(address: str, report: Report) -> None:
+def _look_at_ray(address: str, security: SecurityConfig, report: Report) -> None:
     """Other nodes may have what this one has not."""
+    with report.noting():
+        require_of_joined_ray(security)
     with report.noting():
         if address != _RUNNING_RAY:
             require_listener(address.removeprefix(_RAY_CLIENT))
@@ -120,6 +125,8 @@ def _look_at_doors(config: ClusterConfig, report: Report) -> None:
     for replica in router_replicas(config):
         with report.noting():
             refuse_busy_ports(replica.cluster.router)
+    with report.noting():
+        membership(config.security, config.name)
     with report.noting():
         if config.router.api_keys is not None:
             from router.tenants import read_keys

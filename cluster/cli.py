@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cluster.cli_certs import certs
 from cluster.cli_config import config
 from cluster.cli_control import flip, restart, scale
 from cluster.cli_jobs import jobs, submit
@@ -225,6 +226,7 @@ cli.add_command(config)
 cli.add_command(scale)
 cli.add_command(flip)
 cli.add_command(restart)
+cli.add_command(certs)
 cli.add_command(submit)
 cli.add_command(jobs)
 cli.add_command(plan)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from cluster.config_file import ConfigFile
 
 _CONFIG = click.argument("config", required=False, metavar="[CONFIG]", type=click.Path())
-# Of a URL, in either place.
-_PASSWORD = re.compile(r"(?<=://)([^:/@]*):[^@]*@")
+# Of a URL, in either place, also of one that is not quite one.
+_PASSWORD = re.compile(r":(?!//)[^@]*@")
 _PASSWORD_IN_QUERY = re.compile(r"(?<=[?&]password=)[^&]*")
 
 
@@ -48,7 +48,7 @@ def show(config: str | None, as_json: bool) -> None:
 
     values: dict[str, Any] = load_config(config, allow_faults=True).model_dump(mode="json")
     if values["jobs"]["url"]:
-        url = _PASSWORD.sub(r"\1:***@", values["jobs"]["url"])
+        url = _PASSWORD.sub(":***@", values["jobs"]["url"])
         values["jobs"]["url"] = _PASSWORD_IN_QUERY.sub("***", url)
     click.echo(json.dumps(values, indent=2) if as_json else yaml.safe_dump(values, sort_keys=False).rstrip())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from workers.errors import UnavailableError
@@ -23,4 +25,7 @@ def running_target(name: str) -> str:
     state = StateFolder(name).running()
     if state is None and name != DEFAULT_NAME:
         raise UnavailableError(f"no cluster named {name} runs here; start it with `kvferry up`, or give --target")
+    if state and state.tls:
+        # Who may read its files may ask it as it asks itself.
+        os.environ.setdefault("KVFERRY_TLS", state.tls)
     return state.grpc_endpoint if state and state.ready else DEFAULT_TARGET

@@ -25,6 +25,7 @@ import grpc
 import grpc.aio
 
 from cluster.async_jobs import AsyncJob, AsyncJobs
+from cluster.client_tls import Tls
 from cluster.connection import AsyncConnection, Calls, Connection
 from cluster.job_records import JobInfo, JobResult
 from cluster.jobs import Job, Jobs
@@ -39,7 +40,6 @@ from cluster.records import (
     completion_of,
 )
 from cluster.resume import Answering
-from cluster.routers import Tls
 from protos import router_pb2 as pb
 from workers.errors import KVFerryError
 
@@ -71,7 +71,9 @@ class Client:
     def __init__(self, target: str = DEFAULT_TARGET, *, tls: Tls | None = None, api_key: str | None = None) -> None:
         """`target`: host:port, or several with commas between: where one dies, it goes on at another.
 
-        `tls`: whom to trust, a file of certificates (PEM) or True for those of this machine; None is plain text.
+        `tls`: a folder with ca.crt, tls.crt and tls.key, as a cluster with security.tls asks for; or only whom to
+        trust: a file of certificates (PEM), or True for those of this machine. None: what KVFERRY_TLS names, if
+        anything, else plain text.
         `api_key`: None: what KVFERRY_API_KEY says, if anything.
         """
         self.target = target

@@ -26,6 +26,7 @@ from workers.config import (
 )
 from workers.errors import ConfigError
 from workers.fault_config import Fault
+from workers.security_config import SecurityConfig
 from workers.strict import Strict
 from workers.telemetry_config import TelemetryConfig
 
@@ -78,6 +79,8 @@ class ClusterConfig(EngineConfig):
     """How KV goes from one worker to another."""
     jobs: JobsConfig = JobsConfig()
     """Durable jobs and uploaded files."""
+    security: SecurityConfig = SecurityConfig()
+    """Who may speak to whom, and how."""
     prefill: RoleConfig = RoleConfig(replicas=1)
     """Workers that turn prompts into KV."""
     decode: RoleConfig = RoleConfig(replicas=1)
@@ -150,6 +153,12 @@ class ClusterConfig(EngineConfig):
         return self
 
     @model_validator(mode="after")
+    def _kv_is_as_safe_as_all_else(self) -> ClusterConfig:
+        if problem := self.security.plain_transport(self.transfer.transport):
+            raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
     def _two_servers_need_two_ports(self) -> ClusterConfig:
         if self.router.http_port == self.router.grpc_port != 0:
             raise ValueError(f"router.http_port and router.grpc_port are both {self.router.http_port}: choose two")
@@ -197,7 +206,7 @@ class ClusterConfig(EngineConfig):
     def worker_settings(self, role: Role) -> dict[str, Any]:
         """What every worker of a role has."""
         shared = self.model_dump(include=set(EngineConfig.model_fields))
-        shares = ("transfer", "telemetry", "faults")
+        shares = ("transfer", "security", "telemetry", "faults")
         own: dict[str, Any] = {"role": role, **{key: getattr(self, key) for key in shares}}
         if role == "decode" and self.prefill.replicas:
             own["prefill_quantization"] = self.prefill.quantization or self.quantization

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 import grpc.aio
 
-from cluster.routers import Metadata, Patience, Routers, Tls, credentials_of
+from cluster.client_tls import ClientTls, Tls
+from cluster.routers import Metadata, Patience, Routers
 from protos.router_pb2_grpc import JobServiceStub, RouterServiceStub
 
 if TYPE_CHECKING:
@@ -65,8 +66,18 @@ class Calls:
 class Connection:
     def __init__(self, target: str, tls: Tls | None = None, api_key: str | None = None) -> None:
         self.routers = Routers(target, api_key)
-        credentials = credentials_of(tls)
-        self.stubs = [self._stubs(address, credentials) for address in self.routers.addresses]
+        self._tls = ClientTls(tls)
+        self._stubs = self._made()
+        # What runs on those whose certificates are former ones goes on.
+        self._former: list[Stubs] = []
+
+    @property
+    def stubs(self) -> list[Stubs]:
+        """Of each router, made with the certificates as they are now."""
+        if self._tls.refresh():
+            self._former += self._stubs
+            self._stubs = self._made()
+        return self._stubs
 
     @property
     def metadata(self) -> Metadata:
@@ -89,11 +100,15 @@ class Connection:
     def close(self) -> None:
         """To close it again changes nothing."""
         self.routers.closed = True
-        for stubs in self.stubs:
+        for stubs in (*self._stubs, *self._former):
             stubs.channel.close()
 
+    def _made(self) -> list[Stubs]:
+        credentials = self._tls.credentials
+        return [self._of(address, credentials) for address in self.routers.addresses]
+
     @staticmethod
-    def _stubs(address: str, credentials: grpc.ChannelCredentials | None) -> Stubs:
+    def _of(address: str, credentials: grpc.ChannelCredentials | None) -> Stubs:
         if credentials is None:
             channel = grpc.insecure_channel(address, options=_OPTIONS)
         else:
@@ -117,11 +132,17 @@ class AsyncConnection:
         channel: grpc.aio.Channel | None = None,
     ) -> None:
         self.routers = Routers(target, api_key)
-        if channel is not None:
-            self.stubs = [self._of(channel)]
-            return
-        credentials = credentials_of(tls)
-        self.stubs = [self._of(self._channel(address, credentials)) for address in self.routers.addresses]
+        self._tls = ClientTls(tls if channel is None else False)
+        self._stubs = self._made() if channel is None else [self._of(channel)]
+        self._former: list[AsyncStubs] = []
+
+    @property
+    def stubs(self) -> list[AsyncStubs]:
+        """As Connection.stubs."""
+        if self._tls.refresh():
+            self._former += self._stubs
+            self._stubs = self._made()
+        return self._stubs
 
     @property
     def metadata(self) -> Metadata:
@@ -149,7 +170,11 @@ class AsyncConnection:
     async def close(self) -> None:
         """To close it again changes nothing."""
         self.routers.closed = True
-        await asyncio.gather(*(stubs.channel.close() for stubs in self.stubs))
+        await asyncio.gather(*(stubs.channel.close() for stubs in (*self._stubs, *self._former)))
+
+    def _made(self) -> list[AsyncStubs]:
+        credentials = self._tls.credentials
+        return [self._of(self._channel(address, credentials)) for address in self.routers.addresses]
 
     @staticmethod
     def _channel(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:

@@ -20,9 +20,9 @@ from cluster.actors import BEAT_S, RouterProcess, WorkerProcess
 from cluster.config import ClusterConfig, router_replicas
 from cluster.control import Control, Events, listening
 from cluster.controller import Controller, Health
+from cluster.directory import Directory
 from cluster.endpoints import Endpoints
 from cluster.gpus import gpu_share
-from cluster.membership import Membership
 from cluster.placement import actor_options
 from cluster.ray_calls import Calls, has_ended, judge_beat, wait_for
 from cluster.ray_session import STOPPED, RaySession
@@ -61,7 +61,7 @@ class Cluster:
         self._actors: dict[str, Any] = {}
         # Calls of those that are being started.
         self._starting: dict[str, Any] = {}
-        self._membership = Membership()
+        self._directory = Directory()
         # Calls that have not been answered yet, and what the last one told.
         self._beats: dict[str, Any] = {}
         self._num_requests: dict[str, int] = {}
@@ -125,9 +125,9 @@ class Cluster:
         self._starting.pop(name, None)
         self._beats.pop(name, None)
         self._num_requests.pop(name, None)
-        self._membership.lose_router(name)
+        self._directory.lose_router(name)
         if name not in self.roster.workers:
-            self._membership.forget(name)
+            self._directory.forget(name)
         if actor := self._actors.pop(name, None):
             ray.kill(actor)
 
@@ -139,12 +139,12 @@ class Cluster:
     # rollout.Members: config, tell, num_requests, become.
 
     def config(self, name: str) -> WorkerConfig:
-        return self._membership.configs[name]
+        return self._directory.configs[name]
 
     def tell(self, draining: Collection[str], without: Collection[str]) -> bool:
-        self._membership.mark(draining, without)
+        self._directory.mark(draining, without)
         serving = {name: self._actors[name] for name in self._routers if name in self._actors.keys() - self._starting}
-        return self._membership.tell(serving)
+        return self._directory.tell(serving)
 
     def num_requests(self, name: str) -> int:
         return self._num_requests.get(name, 0)
@@ -155,7 +155,7 @@ class Cluster:
         if not has_ended(call):
             raise KVFerryError(f"no answer within {_STOP_TIMEOUT_S:g} s")
         self._calls.result(config.name, call)
-        self._membership.configs[config.name] = config
+        self._directory.configs[config.name] = config
 
     def stop(self) -> None:
         """End every process; harmless when done already."""
@@ -181,15 +181,15 @@ class Cluster:
         """The actor, and the call that starts it: at its former address, unless it may be on another node now."""
         if name in self._routers:
             actor = self._router_actor(name)
-            return actor, actor.start.remote(self._membership.members(), self._startup.phases)
+            return actor, actor.start.remote(self._directory.members(), self._startup.phases)
         worker = self.roster.workers[name]
-        former = self._membership.addresses.get(name)
+        former = self._directory.addresses.get(name)
         port = int(former.rpartition(":")[2]) if former and self._config.address is None else 0
         actor = self._worker_actor(worker, port)
         return actor, actor.start.remote()
 
     def _worker_actor(self, worker: WorkerConfig, port: int = 0) -> Any:
-        self._membership.configs[worker.name] = worker
+        self._directory.configs[worker.name] = worker
         placement = self._config.role(worker.role)
         num_gpus = 0.0
         if worker.device == "cuda" and "GPU" not in placement.resources:
@@ -215,13 +215,13 @@ class Cluster:
         loading = {name: self._actors[name].start.remote() for name in self.roster.workers}
         loaded = self._all(loading | {name: self._actors[name].prepare.remote() for name in self._routers})
         self._startup.end("load")
-        self._membership.addresses = {name: loaded[name] for name in loading}
-        members = self._membership.members()
+        self._directory.addresses = {name: loaded[name] for name in loading}
+        members = self._directory.members()
         endpoints = self._all({name: self._actors[name].start.remote(members, {}) for name in self._routers})
         # Ready is who can answer.
         hearing = self._all({name: self._actors[name].unheard.remote(_UNHEARD_S) for name in self._routers})
         for router, unheard in hearing.items():
-            if silent := ", ".join(name for name, at in self._membership.addresses.items() if at in unheard):
+            if silent := ", ".join(name for name, at in self._directory.addresses.items() if at in unheard):
                 raise KVFerryError(f"{router} cannot reach {silent} within {_UNHEARD_S:g} s; see {self.log(router)}")
         self._startup.end("serve")
         self._all({name: self._actors[name].ready.remote(self._startup.phases) for name in self._routers})
@@ -255,7 +255,7 @@ class Cluster:
             logger.warning("%s", error.message)
             return Health.DEAD
         if name in self.roster.workers:
-            self._membership.addresses[name] = told
+            self._directory.addresses[name] = told
         self._ray.watch_descendants()
         return Health.ANSWERS
 

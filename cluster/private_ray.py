@@ -9,7 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cluster import ray_tls
 from cluster.guard import descendants
+from workers.security_config import SecurityConfig
 
 # Ray's least: nothing of ours goes through its object store.
 _OBJECT_STORE_BYTES = 80 << 20
@@ -23,7 +25,7 @@ _NEEDED = ("gcs_server", "raylet")
 _LOWEST = 19
 
 
-def set_environment() -> None:
+def set_environment(security: SecurityConfig) -> None:
     """Ray reads it when it is first imported: nobody may join, and it reports nothing."""
     os.environ.update(
         RAY_AUTH_MODE="token",
@@ -31,6 +33,9 @@ def set_environment() -> None:
         RAY_USAGE_STATS_ENABLED="0",
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
         RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
+        # No port: what it would tell there, nobody asks for.
+        AUTOSCALER_METRIC_PORT="-1",
+        **ray_tls.of_private_ray(security),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 import ray.util
+from ray._private import services
 
 from cluster import private_ray
 from cluster.guard import Guard
@@ -104,6 +105,8 @@ class RaySession:
     def _start_private(self) -> None:
         folder = private_ray.make_folder()
         self._guard = self._cleanup.enter_context(Guard(folder))
+        # For 127.0.0.1 Ray would take the machine's own address, and listen on every one.
+        services.resolve_ip_for_localhost = lambda host: host  # type: ignore[no-untyped-call,assignment,unused-ignore]
         ray.init(**private_ray.settings(folder), **self._driver())
         self.watch_descendants()
         private_ray.step_aside()

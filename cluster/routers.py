@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -19,8 +18,11 @@ from workers.rpc import ACCEPTED_KEY, error_from_rpc
 # A router that died is started anew within a few seconds, and one that fell silent is replaced after ten.
 _RESUME_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
-# Whom a client trusts: nobody needs to be, the authorities that this machine trusts, or those of a file.
-Tls = bool | str | Path
+# What gRPC says where something listened, and would not speak.
+_TURNED_AWAY = ("socket closed", "connection reset", "handshake", "ssl")
+_SHOW_A_CERTIFICATE = (
+    "something listens there: if it is a router with security.tls, give certificates that it accepts (tls, KVFERRY_TLS)"
+)
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -64,8 +66,10 @@ class Routers:
         if "kvferry-error" in dict(exc.trailing_metadata() or ()):
             self.heard = True
         elif isinstance(error, UnavailableError):
-            reason = "start one with `kvferry up`, or give its target"
-            return UnavailableError(f"no router answers at {self.addresses[at]}; {reason}")
+            said = (exc.details() or "").lower()
+            turned_away = any(word in said for word in _TURNED_AWAY)
+            mend = _SHOW_A_CERTIFICATE if turned_away else "start one with `kvferry up`, or give its target"
+            return UnavailableError(f"no router answers at {self.addresses[at]}; {mend}")
         return error
 
 
@@ -143,17 +147,3 @@ class Patience:
         if not self._routers.heard or num_rounds == self._rounds or now_s + wait_s > give_up_s:
             raise error from None
         return wait_s
-
-
-def credentials_of(tls: Tls | None) -> grpc.ChannelCredentials | None:
-    """None: plain text. Raises ConfigError when the file of `tls` cannot be read."""
-    if tls is None or tls is False:
-        return None
-    if tls is True:
-        return grpc.ssl_channel_credentials()
-    try:
-        return grpc.ssl_channel_credentials(Path(tls).read_bytes())
-    except OSError as exc:
-        raise ConfigError(
-            f"tls: {tls}: {exc.strerror}; give a file of certificates (PEM), or true", param="tls"
-        ) from None

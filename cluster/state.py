@@ -30,6 +30,8 @@ class State:
     grpc_endpoint: str = ""
     # Where its controller is asked: a channel's target.
     control: str = ""
+    # security.tls, for who asks it from here.
+    tls: str = ""
 
     @property
     def ready(self) -> bool:

@@ -73,7 +73,7 @@ def running(config: ClusterConfig, say: Say) -> Iterator[Running]:
         _refuse_what_cannot_start(config, say)
         started_at_s = time.time()
         if config.address is None:
-            private_ray.set_environment()
+            private_ray.set_environment(config.security)
         stop.install()
         from cluster.launch import Cluster
 
@@ -82,7 +82,7 @@ def running(config: ClusterConfig, say: Say) -> Iterator[Running]:
             cluster.start_ray(say)
             stop.install()
             endpoints = cluster.start(say)
-            state = State(os.getpid(), started_at_s, endpoints.http, endpoints.grpc)
+            state = State(os.getpid(), started_at_s, endpoints.http, endpoints.grpc, tls=config.security.tls or "")
             folder.write(state)
             yield Running(cluster, endpoints, lambda target: folder.write(replace(state, control=target)))
         finally:

@@ -11,6 +11,7 @@ from protos import router_pb2
 from router.server import listen, server_of
 from router.worker_metrics import WorkerMetrics
 from workers.errors import ConfigError
+from workers.tls import membership
 from workers.worker import Worker
 
 _TIMEOUT_S = 10.0
@@ -26,7 +27,7 @@ class MetricsPort:
         self._listener = _first_free(host, first_port)
         registry = CollectorRegistry()
         registry.register(WorkerMetrics(self._status))
-        self._server = server_of(make_asgi_app(registry), _TIMEOUT_S)
+        self._server = server_of(make_asgi_app(registry), _TIMEOUT_S, membership(worker.config.security))
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         worker.metrics_address = f"{host}:{self._listener.getsockname()[1]}"
 

@@ -21,6 +21,7 @@ from router.config import JobsConfig, RouterConfig
 from router.grpc_keys import KeyInterceptor
 from router.grpc_service import RouterService
 from router.http.patience import PatientProtocol
+from router.http.tls import rotating_context
 from router.jobs.desk import JobDesk
 from router.openai.app import build_app
 from router.pool import WorkerPool
@@ -35,6 +36,7 @@ from workers.models.architecture import ArchitectureConfig, read_architecture
 from workers.models.resolve import default_served_name, resolve_model
 from workers.rpc import GrpcNetwork, Network
 from workers.startup import Phases, phases_to_proto
+from workers.tls import Membership
 from workers.tokenizer import Tokenizer
 
 # What running answers get to end by themselves when the server stops.
@@ -43,10 +45,11 @@ _GRACE_S = 1
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a router is called, and its cluster."""
+    """What a router is called, its cluster, and how it shows that it is of it."""
 
     name: str = "router-0"
     cluster_name: str = "kvferry"
+    tls: Membership | None = None
 
 
 _UNNAMED = Identity()
@@ -62,7 +65,7 @@ async def serve(
 ) -> Serving:
     """A router over the workers at these addresses, both ports answering; with `jobs`, which names a url, durable jobs
     too. Raises ConfigError."""
-    network = GrpcNetwork()
+    network = GrpcNetwork(identity.tls)
     incarnation = uuid.uuid4().hex
     pool = WorkerPool(workers, incarnation, config, network)
     router = Router(pool, config, incarnation)
@@ -130,7 +133,7 @@ class RouterServer:
         self._pool = pool
         self._config = config
         self._identity = identity
-        self._network = network or GrpcNetwork()
+        self._network = network or GrpcNetwork(identity.tls)
         self.text = _text_service(router, tokenizer, model)
         self._keys = KeyRing(config.api_keys) if config.api_keys else None
         self.text.metrics.watch(router, pool.status)
@@ -171,6 +174,7 @@ class RouterServer:
 
     def status(self) -> router_pb2.GetStatusResponse:
         ready, reason = self._pool.ready()
+        scheme = "https" if self._identity.tls else "http"
         load = router_pb2.RouterStatus(
             name=self._identity.name,
             incarnation=self._router.incarnation,
@@ -184,7 +188,7 @@ class RouterServer:
         return router_pb2.GetStatusResponse(
             name=self._identity.cluster_name,
             ready=ready,
-            http_endpoint=f"http://{_address(self._config.host, self.http_port)}",
+            http_endpoint=f"{scheme}://{_address(self._config.host, self.http_port)}",
             grpc_endpoint=_address(self._config.host, self.grpc_port),
             served_model_names=self.text.served_model_names,
             routers=[load],
@@ -195,7 +199,7 @@ class RouterServer:
 
     async def _start_grpc(self) -> None:
         interceptors = [KeyInterceptor(self._keys)] if self._keys else ()
-        server = self._network.server(interceptors, self._config.max_body_bytes)
+        server = self._network.server(interceptors, self._config.max_body_bytes, for_clients=True)
         service = RouterService(self.text, self.status, self._router.audit, self._router.traces)
         router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
         if self._jobs:
@@ -215,7 +219,7 @@ class RouterServer:
         add_ui_routes(app, self.status, self._router.traces)
         if self._jobs:
             self._jobs.open_to_http(app)
-        self._http = server_of(app, self._config.body_timeout_s)
+        self._http = server_of(app, self._config.body_timeout_s, self._identity.tls)
         self._serving = asyncio.create_task(self._http.serve(sockets=[listener]))
         answering = asyncio.create_task(self._http.answering.wait())
         await asyncio.wait({self._serving, answering}, return_when=asyncio.FIRST_COMPLETED)
@@ -239,11 +243,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-def server_of(app: ASGIApp, timeout_s: float) -> _Server:
+def server_of(app: ASGIApp, timeout_s: float, tls: Membership | None = None) -> _Server:
     """`timeout_s`: what a client gets to send the head of a request, and to read on."""
     return _Server(
         uvicorn.Config(
             app,
+            ssl_context_factory=(lambda *_: rotating_context(tls.files)) if tls else None,
             http=cast(Any, functools.partial(PatientProtocol, timeout_s=timeout_s)),
             ws="none",
             lifespan="off",

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from workers.fault_config import Fault
+from workers.security_config import SecurityConfig
 from workers.strict import Strict
 from workers.telemetry_config import TelemetryConfig
 
@@ -245,6 +246,7 @@ class WorkerConfig(EngineConfig):
     """0: any free port."""
     transfer: TransferConfig = TransferConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    security: SecurityConfig = SecurityConfig()
     faults: tuple[Fault, ...] = ()
     prefill_quantization: Quantization | None = None
     """Of a decode worker whose prompts other workers compute with other weights. None: its own."""

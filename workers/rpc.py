@@ -15,8 +15,11 @@ import grpc.aio
 from protos.calls_pb2_grpc import add_MultiplexServiceServicer_to_server
 from workers import errors
 from workers.errors import KVFerryError
+from workers.members import MembersOnly
 from workers.rpc_multiplex import MultiplexedChannel, MultiplexService
 from workers.rpc_stream import StreamedCalls, add_streamed_calls
+from workers.tls import Membership
+from workers.tls_channel import RotatingChannel
 
 M = TypeVar("M")
 S = TypeVar("S")
@@ -60,9 +63,14 @@ class Network(Protocol):
         what `add_multiplexed` added there, many of whose unary calls run at once."""
 
     def server(
-        self, interceptors: Sequence[grpc.aio.ServerInterceptor] = (), max_message_bytes: int = -1
+        self,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        max_message_bytes: int = -1,
+        *,
+        for_clients: bool = False,
     ) -> grpc.aio.Server:
-        """`max_message_bytes`: of one that it is sent, before it is read; -1: any."""
+        """`max_message_bytes`: of one that it is sent, before it is read; -1: any. `for_clients`: it answers others
+        than the cluster's own processes, too."""
 
     def add_multiplexed(self, server: grpc.aio.Server, add: Callable[[S, grpc.aio.Server], None], servicer: S) -> None:
         """Let `add`, which is generated code, add the servicer for multiplexed channels and others. Once a server."""
@@ -80,14 +88,33 @@ class Network(Protocol):
 
 
 class GrpcNetwork:
+    def __init__(self, tls: Membership | None = None) -> None:
+        """None: in plain text, to and from anybody."""
+        self._tls = tls
+
     def connect(self, address: str, *, bulk: bool = False, multiplexed: bool = False) -> grpc.aio.Channel:
-        options = _OPTIONS + _ANY_LENGTH + (_BULK_OPTIONS if bulk else ())
-        channel = grpc.aio.insecure_channel(address, options=options)
+        channel = self._channel(address, _OPTIONS + _ANY_LENGTH + (_BULK_OPTIONS if bulk else ()))
         return cast(grpc.aio.Channel, MultiplexedChannel(channel)) if multiplexed else channel
 
+    def _channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        # Whoever is of the cluster answers to its name, at whatever address.
+        named = (*options, ("grpc.ssl_target_name_override", self._tls.name))
+        connect = functools.partial(grpc.aio.secure_channel, address, options=named)
+        return cast(
+            grpc.aio.Channel, RotatingChannel(self._tls.files, lambda credentials: connect(credentials=credentials))
+        )
+
     def server(
-        self, interceptors: Sequence[grpc.aio.ServerInterceptor] = (), max_message_bytes: int = -1
+        self,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        max_message_bytes: int = -1,
+        *,
+        for_clients: bool = False,
     ) -> grpc.aio.Server:
+        if self._tls is not None and not for_clients:
+            interceptors = [MembersOnly(self._tls.name), *interceptors]
         limit = (("grpc.max_receive_message_length", max_message_bytes),)
         return grpc.aio.server(interceptors=interceptors, options=_OPTIONS + _BULK_OPTIONS[:-1] + limit)
 
@@ -107,7 +134,10 @@ class GrpcNetwork:
 
     async def listen(self, server: grpc.aio.Server, host: str, port: int) -> str:
         try:
-            bound = server.add_insecure_port(f"{host}:{port}")
+            if self._tls is None:
+                bound = server.add_insecure_port(f"{host}:{port}")
+            else:
+                bound = server.add_secure_port(f"{host}:{port}", self._tls.server_credentials())
         except RuntimeError as exc:
             raise errors.ConfigError(
                 f"cannot listen on {host}:{port}: the port is in use or the host is not this machine's; choose another"

@@ -32,6 +32,7 @@ from workers.rpc import GrpcNetwork, Network, close_quietly
 from workers.services import border_of
 from workers.startup import StartUp, phases_to_proto
 from workers.telemetry import worker_stats
+from workers.tls import membership
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Worker:
     ) -> None:
         self.config = config
         self.incarnation = incarnation or uuid.uuid4().hex
-        self._network = network or GrpcNetwork()
+        self._network = network or GrpcNetwork(membership(config.security))
         self.transports = open_transports(config.transfer, config.device, self._network, self.incarnation)
         self._make_executor = make_executor or _load_model
         self._startup = startup or StartUp()

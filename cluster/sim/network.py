@@ -151,7 +151,11 @@ class Host:
         return cast(grpc.aio.Channel, SimChannel(self, address))
 
     def server(
-        self, interceptors: Sequence[grpc.aio.ServerInterceptor] = (), max_message_bytes: int = -1
+        self,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        max_message_bytes: int = -1,
+        *,
+        for_clients: bool = False,
     ) -> grpc.aio.Server:
         assert not interceptors, "calls of the simulated network have no metadata"
         return cast(grpc.aio.Server, SimServer(self))

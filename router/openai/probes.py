@@ -7,6 +7,7 @@ from typing import Protocol
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from protos import router_pb2
@@ -38,14 +39,19 @@ def add_probe_routes(app: FastAPI, text: TextService, pool: Readiness) -> None:
         return Response(text.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/metrics/targets")
-    async def targets() -> Response:
+    async def targets(request: Request) -> Response:
         """In the form of Prometheus' http_sd_configs."""
         heard = [worker.stats for worker in pool.status() if worker.stats.metrics_address]
         return JSONResponse(
             [
                 {
                     "targets": [stats.metrics_address],
-                    "labels": {"__meta_kvferry_worker": stats.name, "__meta_kvferry_role": stats.role},
+                    "labels": {
+                        # Workers speak TLS where routers do.
+                        "__scheme__": request.url.scheme,
+                        "__meta_kvferry_worker": stats.name,
+                        "__meta_kvferry_role": stats.role,
+                    },
                 }
                 for stats in heard
             ]

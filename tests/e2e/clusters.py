@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,10 +30,12 @@ class RealCluster:
 
     name: str
     home: Path
+    # Of its commands, beside what the tests themselves have.
+    more_environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def env(self) -> dict[str, str]:
-        return {**os.environ, "HOME": str(self.home)}
+        return {**os.environ, "HOME": str(self.home), **self.more_environment}
 
     def write_config(self, text: str) -> Path:
         path = self.home / f"{self.name}.yaml"

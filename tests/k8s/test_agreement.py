@@ -103,13 +103,33 @@ def test_a_worker_has_the_threads_that_its_pod_has_cores(build):
     assert config.cpu_affinity == "none"
 
 
+def asked_by(probe: Manifest) -> str:
+    """The path. A router with TLS is asked by its own pod, which has a certificate."""
+    if "httpGet" in probe:
+        assert probe["httpGet"]["port"] == "http"
+        return str(probe["httpGet"]["path"])
+    *command, url = probe["exec"]["command"]
+    assert command == ["python", "-m", "cluster.probe"]
+    scheme, path = "https://127.0.0.1:8000", url.rpartition("/")[2]
+    assert url == f"{scheme}/{path}"
+    return f"/{path}"
+
+
+@pytest.mark.parametrize("build", CLUSTERS)
+def test_a_router_with_tls_is_probed_by_who_has_a_certificate(build):
+    router = container(groups(build)["router"])
+    folder = config_of(build).security.tls
+    for name in ("startup", "liveness", "readiness"):
+        assert ("exec" in router[f"{name}Probe"]) is (folder is not None)
+    environment = {one["name"]: one.get("value") for one in router["env"]}
+    assert environment.get("KVFERRY_TLS") == folder
+
+
 @pytest.mark.parametrize("build", CLUSTERS)
 def test_probes_have_patience_for_a_start_and_for_a_replacement(build):
     router = container(groups(build)["router"])
     start, live, ready = (router[f"{name}Probe"] for name in ("startup", "liveness", "readiness"))
-    assert [probe["httpGet"] for probe in (start, live, ready)] == [
-        {"path": path, "port": "http"} for path in ("/health", "/health", "/ready")
-    ]
+    assert [asked_by(probe) for probe in (start, live, ready)] == ["/health", "/health", "/ready"]
     assert start["periodSeconds"] * start["failureThreshold"] > config_of(build).start_timeout_s
     # The launcher ends a silent router after 10 s, orphans end after 60 s, and the next has to load.
     assert live["periodSeconds"] * live["failureThreshold"] > 60 + 20

@@ -9,7 +9,7 @@ from tests.k8s.operator_rules import broken_rules
 
 TEXT = (K8S.parent / "docs" / "kubernetes.md").read_text()
 # Made by the operator and by cert-manager.
-MADE = {"kvferry", "kvferry-launcher-tls"}
+MADE = {"kvferry", "kvferry-launcher-tls", "kvferry-tls", "kvferry-client-tls"}
 
 
 def secrets_in(value: object) -> set[str]:
@@ -21,7 +21,7 @@ def secrets_in(value: object) -> set[str]:
     if reference := value.get("secretKeyRef"):
         found.add(str(reference["name"]))
     if isinstance(mounted := value.get("secret"), dict):
-        found.add(str(mounted["secretName"]))
+        found.add(str(mounted.get("secretName") or mounted["name"]))
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.k8s.manifests import BUILDS, CLUSTERS, Manifest, Pods, config_of, of_kind, pods_of, ray_spec, selects, the
+from workers.tls import MEMBER_SUFFIX
 
 RESTRICTED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 # What Ray, KubeRay and Prometheus are reached by, beside the config's own ports.
@@ -129,3 +130,35 @@ def test_the_launcher_shows_a_certificate_of_the_authority_that_ray_trusts():
     for name, key in (("SERVER_CERT", "tls.crt"), ("SERVER_KEY", "tls.key"), ("CA_CERT", "ca.crt")):
         folder, _, found = str(env[f"RAY_TLS_{name}"]).rpartition("/")
         assert (mounts[folder], found) == (certificate["secretName"], key)
+
+
+def test_every_process_finds_a_certificate_of_its_cluster_where_the_config_says():
+    config = config_of("overlays/secure")
+    certificate = the("overlays/secure", "Certificate", "kvferry")["spec"]
+    assert [name for name in certificate["dnsNames"] if name.endswith(MEMBER_SUFFIX)] == [config.name + MEMBER_SUFFIX]
+    assert {"server auth", "client auth"} <= set(certificate["usages"])
+    # By which the pod asks itself, and by which clients come.
+    assert "127.0.0.1" in certificate["ipAddresses"]
+    assert "kvferry.kvferry.svc.cluster.local" in certificate["dnsNames"]
+    mounted = set()
+    for pods in pods_of("overlays/secure"):
+        secrets = {v["name"]: v["secret"]["secretName"] for v in pods.spec.get("volumes", []) if "secret" in v}
+        places = {m["mountPath"]: secrets.get(m["name"]) for m in pods.spec["containers"][0]["volumeMounts"]}
+        if places.get(str(config.security.tls)) == certificate["secretName"]:
+            mounted.add(pods.owner.rpartition("/")[2])
+    assert mounted == {"router", "prefill", "decode", "kvferry-launcher"}
+
+
+def test_prometheus_shows_a_certificate_of_the_same_authority():
+    (endpoint,) = the("overlays/secure", "PodMonitor", "kvferry")["spec"]["podMetricsEndpoints"]
+    asked = endpoint["tlsConfig"]
+    client = the("overlays/secure", "Certificate", "kvferry-client")["spec"]
+    member = the("overlays/secure", "Certificate", "kvferry")["spec"]
+    assert client["issuerRef"] == member["issuerRef"]
+    assert not [name for name in client["dnsNames"] if name.endswith(MEMBER_SUFFIX)]
+    assert endpoint["scheme"] == "https"
+    assert asked["serverName"] in member["dnsNames"]
+    shown = [asked["ca"]["secret"], asked["cert"]["secret"], asked["keySecret"]]
+    assert [(one["name"], one["key"]) for one in shown] == [
+        (client["secretName"], name) for name in ("ca.crt", "tls.crt", "tls.key")
+    ]

@@ -170,8 +170,8 @@ DOOR = (
         "a message that is too large is refused over gRPC",
         "",
         "router/server.py",
-        "self._network.server(interceptors, self._config.max_body_bytes)",
-        "self._network.server(interceptors)",
+        "self._network.server(interceptors, self._config.max_body_bytes, for_clients=True)",
+        "self._network.server(interceptors, for_clients=True)",
         (f"{GRPC_LIMITS}::test_a_job_that_is_larger_than_a_body_may_be_is_refused_with_the_limit_and_the_mend",),
     ),
     Mutant(

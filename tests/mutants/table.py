@@ -21,6 +21,7 @@ from tests.mutants.pairs import PAIRS
 from tests.mutants.pressure import PRESSURE
 from tests.mutants.replicas import COPIES
 from tests.mutants.routing import ROUTING
+from tests.mutants.security import SECURITY
 from tests.mutants.telemetry import TELEMETRY
 from tests.mutants.weights import WEIGHTS
 from tests.mutants.wrong_output import WRONG_OUTPUT
@@ -44,4 +45,5 @@ MUTANTS = (
     *JOBS,
     *BOUNDS,
     *TELEMETRY,
+    *SECURITY,
 )

@@ -58,7 +58,10 @@ class Whole:
 
 @asynccontextmanager
 async def whole_router(
-    worker: dict[str, Any] | None = None, jobs: JobsConfig | None = None, **router: Any
+    worker: dict[str, Any] | None = None,
+    jobs: JobsConfig | None = None,
+    identity: Identity = Identity(cluster_name="test"),  # noqa: B008  It is frozen.
+    **router: Any,
 ) -> AsyncIterator[Whole]:
     """At its end all is idle. `worker`: settings of both workers; the others are the router's."""
     workers = [
@@ -70,7 +73,7 @@ async def whole_router(
     ]
     addresses = [await one.start() for one in workers]
     config = RouterConfig(http_port=0, grpc_port=0, **router)
-    serving = await serve(Identity(cluster_name="test"), config, MODEL, smollm(), addresses, jobs)
+    serving = await serve(identity, config, MODEL, smollm(), addresses, jobs)
     try:
         whole = Whole(serving, workers)
         yield whole

@@ -8,13 +8,16 @@ frames, checksums, credits, the fence, commit. The last line is one JSON object.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import operator
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import click
 import grpc.aio
@@ -22,10 +25,12 @@ import grpc.aio
 from cluster.bench.transfer.far_side import WAYS, in_another_process, pin, serve_bench
 from cluster.bench.transfer.model import measure_model, serve_model
 from cluster.bench.transfer.ways import BareGrpc, Memcpy, Move, Socket, WholePath
-from cluster.bench.transfer.workers import LAYOUT, PoolRunner, frame_bytes, start_worker, transfer_config
+from cluster.bench.transfer.workers import LAYOUT, PoolRunner, Way, frame_bytes, start_worker, worker_config
+from cluster.certs import issue_member, open_authority
 from workers.config import Role, TransferConfig
 from workers.kv_transfer.local import LocalTransport
 from workers.rpc import GrpcNetwork
+from workers.tls import Membership
 from workers.worker import Worker
 
 _ROLES: tuple[Role, ...] = ("decode", "prefill")
@@ -41,16 +46,18 @@ _GOALS: dict[str, tuple[Callable[[float, float], bool], float]] = {
 }
 
 
-async def contestants(addresses: Mapping[str, str], num_tokens: int, closing: AsyncExitStack) -> dict[str, Move]:
-    async def worker(
-        role: Role, transfer: TransferConfig, runner: PoolRunner, local: LocalTransport | None = None
-    ) -> Worker:
-        started = await start_worker(role, transfer, runner, local)
+async def contestants(
+    addresses: Mapping[str, str], num_tokens: int, certificates: Path, closing: AsyncExitStack
+) -> dict[str, Move]:
+    plain = GrpcNetwork()
+
+    async def worker(role: Role, way: Way, runner: PoolRunner, local: LocalTransport | None = None) -> Worker:
+        started = await start_worker(worker_config(role, way, certificates), runner, local)
         closing.push_async_callback(started.stop)
         return started
 
-    async def channel(address: str, *, bulk: bool = False) -> grpc.aio.Channel:
-        return await closing.enter_async_context(GrpcNetwork().connect(address, bulk=bulk))
+    async def channel(address: str, network: GrpcNetwork = plain, *, bulk: bool = False) -> grpc.aio.Channel:
+        return await closing.enter_async_context(network.connect(address, bulk=bulk))
 
     bare = await channel(addresses["bare grpc"], bulk=True)
     moves: dict[str, Move] = {
@@ -59,19 +66,22 @@ async def contestants(addresses: Mapping[str, str], num_tokens: int, closing: As
         "bare grpc": BareGrpc(bare, frame_bytes(), TransferConfig().credits),
     }
     runner, local = PoolRunner(share_pool=True), LocalTransport()
+    by_tls = GrpcNetwork(Membership(certificates))
     for name, way in WAYS.items():
-        prefill = await worker("prefill", transfer_config(*way), runner)
-        moves[name] = WholePath(prefill, await channel(addresses[name]))
+        prefill = await worker("prefill", way, runner)
+        moves[name] = WholePath(prefill, await channel(addresses[name], by_tls if way.tls else plain))
     # Who hands over is stopped first.
-    decode, prefill = [await worker(role, transfer_config("grpc", True), runner, local) for role in _ROLES]
+    decode, prefill = [await worker(role, Way("grpc"), runner, local) for role in _ROLES]
     moves["local"] = WholePath(prefill, await channel(decode.address))
     return moves
 
 
-async def take_turns(addresses: Mapping[str, str], num_tokens: int, num_rounds: int) -> dict[str, list[float]]:
+async def take_turns(
+    addresses: Mapping[str, str], num_tokens: int, num_rounds: int, certificates: Path
+) -> dict[str, list[float]]:
     """Seconds of each contestant in each round."""
     async with AsyncExitStack() as closing:
-        moves = await contestants(addresses, num_tokens, closing)
+        moves = await contestants(addresses, num_tokens, certificates, closing)
         seconds: dict[str, list[float]] = {name: [] for name in moves}
         for round_number in range(num_rounds + 1):
             for name, move in moves.items():
@@ -104,6 +114,12 @@ def ratios(seconds: Mapping[str, list[float]]) -> dict[str, float]:
     }
 
 
+def cost_of_tls(seconds: Mapping[str, list[float]]) -> dict[str, float]:
+    """How many times as long each transport takes with it."""
+    best = {name: min(times) for name, times in seconds.items()}
+    return {name: round(best[f"{name} with TLS"] / best[name], 3) for name in best if f"{name} with TLS" in best}
+
+
 @click.command()
 @click.option("--tokens", default=7168, show_default=True, help="KV handed over in each turn.")
 @click.option("--rounds", default=20, show_default=True, help="Turns of each contestant.")
@@ -111,12 +127,18 @@ def ratios(seconds: Mapping[str, list[float]]) -> dict[str, float]:
 def main(tokens: int, rounds: int, model_rounds: int) -> None:
     """GB/s and seconds per 1,000 tokens of KV for each transport, and what hand-offs cost prefill."""
     cores = os.sched_getaffinity(0)
-    with in_another_process(serve_bench) as addresses:
-        pin(0)
-        seconds = asyncio.run(take_turns(addresses, tokens, rounds))
+    with tempfile.TemporaryDirectory() as folder:
+        certificates = Path(folder) / "members"
+        issue_member(open_authority(Path(folder) / "authority"), certificates, "bench", (), 1)
+        with in_another_process(functools.partial(serve_bench, certificates)) as addresses:
+            pin(0)
+            seconds = asyncio.run(take_turns(addresses, tokens, rounds, certificates))
     figures = transfer_figures(seconds, tokens)
     for name, row in figures.items():
         click.echo(f"{name:24} {row['gb_per_s']:7.2f} GB/s {row['s_per_1000_tokens']:9.4f} s per 1,000 tokens")
+    tls = cost_of_tls(seconds)
+    for name, times in tls.items():
+        click.echo(f"{name} with TLS takes {times:.2f} times as long")
     values, model = ratios(seconds), {}
     if model_rounds:
         os.sched_setaffinity(0, cores)  # Another process has the cores of who starts it.
@@ -128,7 +150,8 @@ def main(tokens: int, rounds: int, model_rounds: int) -> None:
         click.echo(f"a prompt of 1,024 tokens: {model['arrival_to_token_2_s']:.2f} s from arrival to token 2")
         click.echo(f"a hand-off costs prefill {100 * model['prefill_more_cpu_time']:.1f} % of its core's time")
     goals = {name: _judge(name, value) for name, value in values.items()}
-    click.echo(json.dumps({"tokens": tokens, "rounds": rounds, "ways": figures, "model": model, "goals": goals}))
+    run = {"tokens": tokens, "rounds": rounds}
+    click.echo(json.dumps({**run, "ways": figures, "tls": tls, "model": model, "goals": goals}))
 
 
 def _judge(name: str, value: float) -> dict[str, float | bool]:

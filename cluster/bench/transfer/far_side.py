@@ -11,23 +11,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-from cluster.bench.transfer.workers import PoolRunner, start_worker, transfer_config
+from cluster.bench.transfer.workers import PoolRunner, Way, start_worker, worker_config
 from workers.rpc import GrpcNetwork, add_bytes_method
 
 BARE_SERVICE, BARE_METHOD = "kvferry.bench", "Put"
 # What a receiver of the raw socket answers to each message of `num_bytes`, sent before as 8 bytes.
 ACKNOWLEDGEMENT = b"k"
 
-# By name: transport, and whether payloads have a checksum. nixl: with kvferry[nixl] only.
+# nixl: with kvferry[nixl] only.
 WAYS = {
-    "shm": ("shm", True),
-    "shm without checksum": ("shm", False),
-    "grpc": ("grpc", True),
-    "grpc without checksum": ("grpc", False),
-    "gloo": ("gloo", True),
-} | ({"nixl": ("nixl", True)} if find_spec("nixl") else {})
+    "shm": Way("shm"),
+    "shm without checksum": Way("shm", checksum=False),
+    "shm with TLS": Way("shm", tls=True),
+    "grpc": Way("grpc"),
+    "grpc without checksum": Way("grpc", checksum=False),
+    "grpc with TLS": Way("grpc", tls=True),
+    "gloo": Way("gloo"),
+} | ({"nixl": Way("nixl")} if find_spec("nixl") else {})
 
 
 @contextmanager
@@ -51,15 +54,17 @@ def pin(core: int) -> None:
     os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[core]])
 
 
-def serve_bench(connection: Connection) -> None:
+def serve_bench(certificates: Path, connection: Connection) -> None:
     """The other core's process. Its end is that of the connection, also when who started it was killed."""
     pin(-1)
-    asyncio.run(_serve(connection))
+    asyncio.run(_serve(certificates, connection))
 
 
-async def _serve(connection: Connection) -> None:
+async def _serve(certificates: Path, connection: Connection) -> None:
     runner = PoolRunner()
-    workers = {name: await start_worker("decode", transfer_config(*way), runner) for name, way in WAYS.items()}
+    workers = {
+        name: await start_worker(worker_config("decode", way, certificates), runner) for name, way in WAYS.items()
+    }
     network = GrpcNetwork()
     server = network.server()
     add_bytes_method(server, BARE_SERVICE, BARE_METHOD, _take)

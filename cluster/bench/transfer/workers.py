@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -17,6 +19,7 @@ from workers.kv_transfer.layout import KVLayout
 from workers.kv_transfer.local import LocalTransport
 from workers.kv_transfer.slots import Slots
 from workers.kv_transfer.transports import Transports
+from workers.security_config import SecurityConfig
 from workers.worker import Worker
 
 # SmolLM2-135M in float32: 46,080 bytes a token.
@@ -30,6 +33,16 @@ def frame_bytes() -> int:
     num_tokens, frame_bytes = WorkerConfig().max_num_batched_tokens, TransferConfig().frame_bytes
     (first, last), _ = next(ranges_of_frames(LAYOUT, 0, num_tokens, frame_bytes))
     return (last - first) * num_tokens * LAYOUT.token_bytes_per_layer
+
+
+class Way(NamedTuple):
+    """Of KV from one worker to another."""
+
+    transport: str
+    # Whether payloads have one.
+    checksum: bool = True
+    # security.tls
+    tls: bool = False
 
 
 class PoolRunner:
@@ -59,17 +72,19 @@ class PoolRunner:
         self._pool.write(slots, layer_start, layer_end, payload)
 
 
-def transfer_config(transport: str, checksum: bool) -> TransferConfig:
+def worker_config(role: Role, way: Way, certificates: Path) -> WorkerConfig:
     """Without a checksum where a user's config may not be: to learn what it costs."""
-    config = TransferConfig.model_validate({"transport": transport, "lease_s": 300.0, "rpc_timeout_s": 60.0})
-    return config.model_copy(update={"checksum": checksum})
+    transfer = TransferConfig.model_validate({"transport": way.transport, "lease_s": 300.0, "rpc_timeout_s": 60.0})
+    return WorkerConfig(
+        role=role,
+        enable_prefix_caching=False,
+        transfer=transfer.model_copy(update={"checksum": way.checksum}),
+        security=SecurityConfig(tls=str(certificates) if way.tls else None),
+    )
 
 
-async def start_worker(
-    role: Role, transfer: TransferConfig, runner: PoolRunner, local: LocalTransport | None = None
-) -> Worker:
+async def start_worker(config: WorkerConfig, runner: PoolRunner, local: LocalTransport | None = None) -> Worker:
     """`runner` may be shared by workers of which one is in use at a time."""
-    config = WorkerConfig(role=role, enable_prefix_caching=False, transfer=transfer)
     worker = Worker(config, make_executor=lambda _: Executor(runner))
     if local is not None:
         worker.transports = Transports([local])

@@ -1,4 +1,4 @@
-"""Membership: the workers that a cluster has now, and what its routers have been told of them."""
+"""Directory: the workers that a cluster has now, and what its routers have been told of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from router.roles import Member
 from workers.config import WorkerConfig
 
 
-class Membership:
+class Directory:
     """Routers are told all, again and again, until what they were told last is how it is."""
 
     def __init__(self) -> None:
