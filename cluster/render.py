@@ -11,15 +11,13 @@ from rich.table import Table
 from cluster.client import Completion
 from cluster.verify import Report
 from protos import router_pb2, worker_pb2
+from router.ui.state import worker_state
 
 _BLOCKS = ("blocks_total", "blocks_free", "blocks_cached", "blocks_reserved", "blocks_in_use", "blocks_quarantined")
 _SUMS = (*_BLOCKS, "num_running", "num_waiting")
 # Of pairs of workers, in words.
 _MOST_SHOWN = 4
-_STATES = {
-    router_pb2.WORKER_STATE_READY: "ready",
-    router_pb2.WORKER_STATE_UNREACHABLE: "unreachable",
-}
+_ANSWERS = ("ready", "draining")
 
 
 def of_all_routers(answers: Sequence[router_pb2.GetStatusResponse]) -> router_pb2.GetStatusResponse:
@@ -37,7 +35,7 @@ def of_all_routers(answers: Sequence[router_pb2.GetStatusResponse]) -> router_pb
 def status_object(status: router_pb2.GetStatusResponse) -> dict[str, Any]:
     """`kvferry status --json`."""
     workers = [_worker_object(worker) for worker in status.workers]
-    reachable = [worker for worker in workers if worker["state"] == "ready"]
+    reachable = [worker for worker in workers if worker["state"] in _ANSWERS]
     return {
         "name": status.name,
         "ready": status.ready,
@@ -72,7 +70,7 @@ def _worker_object(worker: router_pb2.WorkerStatus) -> dict[str, Any]:
     return {
         "name": stats.name,
         "role": stats.role,
-        "state": _STATES.get(worker.state, "unknown"),
+        "state": worker_state(worker),
         "refused": worker.refused,
         "unfit": list(worker.unfit),
         "address": worker.address,
@@ -161,8 +159,14 @@ def status_table(status: router_pb2.GetStatusResponse) -> Table:
             stats.blocks_in_use + stats.blocks_reserved + stats.blocks_quarantined,
             _ways(stats.peers, names),
         )
-        table.add_row(stats.name or worker.address, _STATES.get(worker.state, "unknown"), *map(str, cells))
+        table.add_row(stats.name or worker.address, _state(worker), *map(str, cells))
     return table
+
+
+def _state(worker: router_pb2.WorkerStatus) -> str:
+    """With its role where its name says another: it was flipped."""
+    name, role = worker.stats.name, worker.stats.role
+    return worker_state(worker) if name.startswith(role) else f"{worker_state(worker)} as {role}"
 
 
 def _weights(stats: worker_pb2.WorkerStats) -> str:

@@ -129,10 +129,9 @@ class WorkerPool:
     def expected_until_s(self) -> float:
         """On the event loop's clock, until when a worker that is gone, or about to go, is expected back or replaced."""
         now_s = asyncio.get_running_loop().time()
-        gone_s = [now_s if w.member.draining else w.gone_since_s for w in self.workers]
-        return max((at for at in gone_s if at is not None and not self.stopping), default=-math.inf) + (
-            self._config.worker_wait_s
-        )
+        gone_s = (now_s if w.member.draining else w.gone_since_s for w in self.workers)
+        last_s = max((at for at in gone_s if at is not None and not self.stopping), default=-math.inf)
+        return last_s + self._config.worker_wait_s
 
     def ready(self) -> tuple[bool, str]:
         """Whether a request could be served now, and who is missing."""

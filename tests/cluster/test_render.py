@@ -38,3 +38,26 @@ def test_the_policy_and_how_many_blocks_it_knows_are_shown():
     assert "router-0 routes by prefix_aware, 12 blocks known" in status_title(status)
     (shown,) = status_object(status)["routers"]
     assert (shown["policy"], shown["num_indexed_blocks"]) == ("prefix_aware", 12)
+
+
+def test_who_drains_and_who_was_flipped_is_seen():
+    workers = [
+        router_pb2.WorkerStatus(
+            stats=worker_pb2.WorkerStats(name=name, role=role, num_running=1),
+            state=router_pb2.WORKER_STATE_READY,
+            draining=draining,
+        )
+        for name, role, draining in (("prefill-0", "prefill", False), ("prefill-1", "decode", True))
+    ]
+    status = router_pb2.GetStatusResponse(workers=workers)
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(status_table(status))
+    rows = [line.split() for line in captured.get().splitlines() if line.startswith("prefill-")]
+    assert [row[: row.index("0")] for row in rows] == [
+        ["prefill-0", "ready"],
+        ["prefill-1", "draining", "as", "decode"],
+    ]
+    told = status_object(status)
+    assert [worker["state"] for worker in told["workers"]] == ["ready", "draining"]
+    assert told["totals"]["num_running"] == 2

@@ -114,8 +114,8 @@ DEATH = (
         "requests wait for a worker that is being replaced",
         "D3",
         "router/pool.py",
-        "max(gone_s, default=-math.inf) + self._config.worker_wait_s",
-        "-math.inf",
+        "return last_s + self._config.worker_wait_s",
+        "return -math.inf",
         (f"{SILENCE_TESTS}::test_requests_wait_while_who_could_serve_them_is_being_replaced",),
     ),
     Mutant(

@@ -10,6 +10,8 @@ CHOICE_TESTS = "tests/workers/kv_transfer/test_choice_of_transport.py"
 REGISTRATION_TESTS = "tests/router/test_registration.py"
 BASELINE_TESTS = "tests/cluster/test_baseline.py"
 BAD_CONFIG_TESTS = "tests/cluster/test_bad_configs.py"
+ROLLOUT = "cluster/rollout.py"
+ROLLOUT_TESTS = "tests/cluster/test_rollout.py"
 READINESS_TESTS = "tests/router/test_readiness.py"
 
 OPERATIONS = (
@@ -60,8 +62,8 @@ OPERATIONS = (
         "ready is who answers, not who once did",
         "E5",
         "router/pool.py",
-        "if worker.role == role and worker.reachable]",
-        "if worker.role == role]",
+        "w.role == role and w.reachable and",
+        "w.role == role and",
         (f"{READINESS_TESTS}::test_it_turns_when_a_worker_goes_and_again_when_it_is_back",),
     ),
     Mutant(
@@ -115,15 +117,15 @@ OPERATIONS = (
         "a worker that comes back on another node is watched there",
         "-",
         "router/pool.py",
-        "        await self.workers[at].start()",
-        "        pass",
+        "await asyncio.gather(*(worker.start() for worker in workers))",
+        "pass",
         ("tests/router/test_moved_workers.py::test_a_stream_that_lost_its_only_worker_goes_on_where_that_comes_back",),
     ),
     Mutant(
         "what a worker on another node has cached is followed there",
         "-",
         "router/pool.py",
-        "        self._followers[at] = asyncio.create_task(follow(self.workers[at], self.index))\n",
+        "        self._followers |= {worker: asyncio.create_task(follow(worker, self.index)) for worker in workers}\n",
         "",
         ("tests/router/test_moved_workers.py::test_what_a_moved_worker_has_cached_is_known_again_and_the_rest_stays",),
     ),
@@ -138,5 +140,45 @@ OPERATIONS = (
             "::test_places_that_cannot_be_are_refused[router: {resources: {door: 1}}-router.resources chooses among "
             "the nodes of a running Ray: set address]",
         ),
+    ),
+    Mutant(
+        "a worker that drains gets no new requests",
+        "",
+        "router/pool.py",
+        " and not w.member.draining]",
+        "]",
+        ("tests/router/test_changing_workers.py::test_a_draining_worker_ends_what_it_has_and_gets_nothing_new",),
+    ),
+    Mutant(
+        "requests wait for the only worker of a role that drains",
+        "",
+        "router/pool.py",
+        "now_s if w.member.draining else w.gone_since_s",
+        "w.gone_since_s",
+        ("tests/router/test_changing_workers.py::test_requests_wait_for_the_only_worker_of_a_role_that_drains",),
+    ),
+    Mutant(
+        "routers know that a worker has left before it is ended",
+        "",
+        ROLLOUT,
+        "        elif self._told:\n            self._controller.leave(name)",
+        "        else:\n            self._controller.leave(name)",
+        (f"{ROLLOUT_TESTS}::test_routers_know_that_a_worker_is_gone_before_it_is",),
+    ),
+    Mutant(
+        "a worker leaves when those that stay are there",
+        "",
+        ROLLOUT,
+        "self._told and self._may_go(name) and",
+        "self._told and",
+        (f"{ROLLOUT_TESTS}::test_a_worker_leaves_only_when_those_that_stay_in_its_role_are_there",),
+    ),
+    Mutant(
+        "what does not come back stops a rolling restart",
+        "D3",
+        "cluster/controller.py",
+        "watched.answered, watched.health = None, False, Health.STARTING",
+        "watched.answered, watched.health = None, False, Health.ANSWERS",
+        (f"{ROLLOUT_TESTS}::test_a_restart_stops_where_one_does_not_come_back",),
     ),
 )

@@ -81,9 +81,9 @@ PAIRS = (
     Mutant(
         "one actor's beat does not end the others",
         "E5",
-        "cluster/launch.py",
-        "except ray.exceptions.RayError as exc:\n            # Whatever",
-        "except ray.exceptions.ActorUnavailableError as exc:\n            # Whatever",
+        "cluster/ray_calls.py",
+        "except ray.exceptions.RayError as exc:",
+        "except ray.exceptions.ActorUnavailableError as exc:",
         ("tests/cluster/test_beats.py::test_a_beat_that_fails_is_the_trouble_of_one",),
     ),
 )
