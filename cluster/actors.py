@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cluster.config import ClusterConfig, RouterReplica
 from cluster.logs import write_all_output_to
@@ -17,7 +19,7 @@ from router.config import JobsConfig
 from router.roles import Member
 from workers.allocator import keep_freed_memory
 from workers.config import Role, WorkerConfig
-from workers.errors import KVFerryError
+from workers.errors import AbortedError, KVFerryError
 from workers.garbage import spare_what_is_loaded
 from workers.rpc import close_quietly
 from workers.startup import Phases, StartUp, process_began_unix_s
@@ -40,6 +42,19 @@ _EVERYWHERE = ("0.0.0.0", "[::]")
 BEAT_S = 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a process tells a controller that did not start it."""
+
+    # As which it runs.
+    config: WorkerConfig | RouterReplica
+    # A worker's address, or a router's endpoints; None: it does not serve yet.
+    where: Any
+    # Of the controller that it heard last: its number, and how long ago that was.
+    controller: int
+    silence_s: float
+
+
 class Process:
     """What every one does: log to its own file, and end itself when its cluster's process is heard of no more."""
 
@@ -48,19 +63,32 @@ class Process:
         # None: somebody else ends orphans.
         self._orphan_s = orphan_s
         self._end: asyncio.TimerHandle | None = None
+        # Controllers are numbered: a later one has taken over from all before.
+        self._controller, self._heard_s = 0, time.monotonic()
         self._startup = StartUp(process_began_unix_s())
         self._startup.end("process")
         write_all_output_to(log, name, telemetry.log_format)
 
-    async def beat(self) -> int:
-        """The cluster's process is there. How many requests this one has."""
+    async def beat(self, controller: int) -> int:
+        """The cluster's process is there. How many requests this one has. Raises AbortedError when that is not its
+        process any more."""
+        if controller < self._controller:
+            raise AbortedError("another `kvferry up` has taken over this cluster")
+        self._controller, self._heard_s = controller, time.monotonic()
         if self._end:
             self._end.cancel()
         if self._orphan_s is not None:
             self._end = asyncio.get_running_loop().call_later(self._orphan_s, self._end_orphaned)
         return self._num_requests()
 
+    async def describe(self) -> Described:
+        config, where = self._as_it_is()
+        return Described(config, where, self._controller, time.monotonic() - self._heard_s)
+
     def _num_requests(self) -> int:
+        raise NotImplementedError
+
+    def _as_it_is(self) -> tuple[WorkerConfig | RouterReplica, Any]:
         raise NotImplementedError
 
     def _end_orphaned(self) -> None:
@@ -111,6 +139,9 @@ class WorkerProcess(Process):
     def _num_requests(self) -> int:
         return self._worker.num_requests if self._worker else 0
 
+    def _as_it_is(self) -> tuple[WorkerConfig, str | None]:
+        return (self._worker.config, self._worker.address) if self._worker else (self._config, None)
+
     def _observe(self, worker: Worker) -> None:
         if self._config.device == "cuda":
             from cluster.gpu_watch import watch_gpus
@@ -133,6 +164,7 @@ class RouterProcess(Process):
         self._node_address = node_address
         self._serving = asyncio.Event()
         self._name = replica.name
+        self._replica = replica
         self._config = replica.cluster
         self._tokenizer: Tokenizer | None = None
         self._server: Serving | None = None
@@ -169,9 +201,8 @@ class RouterProcess(Process):
             self._server.server.start_phases = self._startup.phases
             self._server.server.cluster_start_phases = cluster_phases
             spare_what_is_loaded()
-            status = self._server.status()
             self._serving.set()
-            return self._from_afar(status.http_endpoint), self._from_afar(status.grpc_endpoint)
+            return self._endpoints(self._server)
 
     async def set_workers(self, members: dict[str, Member]) -> None:
         """These are the cluster's, by their addresses, and no others."""
@@ -215,6 +246,13 @@ class RouterProcess(Process):
 
     def _num_requests(self) -> int:
         return self._server.router.num_running + self._server.router.num_queued if self._server else 0
+
+    def _as_it_is(self) -> tuple[RouterReplica, tuple[str, str] | None]:
+        return self._replica, self._endpoints(self._server) if self._server else None
+
+    def _endpoints(self, serving: Serving) -> tuple[str, str]:
+        status = serving.status()
+        return self._from_afar(status.http_endpoint), self._from_afar(status.grpc_endpoint)
 
     def _from_afar(self, endpoint: str) -> str:
         """The endpoint as other nodes reach it."""

@@ -14,23 +14,22 @@ from typing import Any
 
 import ray
 import ray.exceptions
-import ray.util
 
-from cluster.actors import BEAT_S, RouterProcess, WorkerProcess
-from cluster.config import ClusterConfig, router_replicas
+from cluster.actors import BEAT_S, Described, RouterProcess, WorkerProcess
+from cluster.config import ClusterConfig, RouterReplica, router_replicas
 from cluster.control import Control, Events, listening
 from cluster.controller import Controller, Health
 from cluster.directory import Directory
 from cluster.endpoints import Endpoints
 from cluster.gpus import gpu_share
 from cluster.placement import actor_options
-from cluster.ray_calls import Calls, has_ended, judge_beat, wait_for
+from cluster.ray_calls import Calls, found_actors, has_ended, judge_beat, node_address, wait_for
 from cluster.ray_session import STOPPED, RaySession
 from cluster.rollout import Rollout
 from cluster.roster import Roster
 from cluster.worker_configs import worker_configs
 from workers.config import PlacementConfig, WorkerConfig
-from workers.errors import AbortedError, KVFerryError
+from workers.errors import AbortedError, ConfigError, KVFerryError
 from workers.startup import StartUp, process_began_unix_s
 
 logger = logging.getLogger(__name__)
@@ -43,8 +42,10 @@ _UNHEARD_S = 30.0
 _BEAT_TIMEOUT_S = 0.1
 # The longest start of one process: so many times what all took at first, when nothing was in the page cache.
 _SLOW_START, _LEAST_START_S = 4, 60.0
+# A controller that no process has heard of for so long is gone.
+_GIVEN_UP_S = 5.0
 # In a Ray that is not ours, nobody else ends the actors of a cluster whose process was killed.
-_ORPHAN_S = 60.0
+_ORPHAN_S = 300.0
 
 
 class Cluster:
@@ -69,6 +70,8 @@ class Cluster:
         self._start_s = 0.0
         self._startup = StartUp(process_began_unix_s())
         self._num_begun: Counter[str] = Counter()
+        # Of those that this cluster has had.
+        self._controller = 1
         self._ray = RaySession(config.name, config.address, stopped)
 
     def start_ray(self, say: Callable[[str], None]) -> None:
@@ -81,6 +84,8 @@ class Cluster:
         """Ready to answer when it returns. Raises KVFerryError; stop() then ends what is half-started."""
         if self._stopped():
             raise AbortedError(STOPPED)
+        if self._ray.found:
+            return self._adopt(say)
         began_s = time.monotonic()
         for worker in self.roster.workers.values():
             self._actors[worker.name] = self._worker_actor(worker)
@@ -91,10 +96,41 @@ class Cluster:
         self._start_s = time.monotonic() - began_s
         return endpoints
 
+    def _adopt(self, say: Callable[[str], None]) -> Endpoints:
+        """What another process started and left. Raises ConfigError while that one is there."""
+        found = found_actors(self._ray.found, _STOP_TIMEOUT_S)
+        told = {name: one for name, (_, one) in found.items() if one is not None}
+        if any(one.silence_s < _GIVEN_UP_S for one in told.values()):
+            raise ConfigError(
+                f"a cluster named {self._config.name} runs in this Ray already, and its `kvferry up` too: give yours "
+                "another name"
+            )
+        self._controller = 1 + max((one.controller for one in told.values()), default=0)
+        for name, (actor, one) in found.items():
+            if one and one.where is not None:
+                self._take_over(name, actor, one)
+            else:
+                ray.kill(actor)  # The controller begins another.
+        wanted = self.roster.replicas()
+        self.roster = Roster(self._config, list(self._directory.configs.values()))
+        # What died while nobody looked is wanted still; what was scaled since stays.
+        self.roster.scale({role: max(count, wanted[role]) for role, count in self.roster.replicas().items()})
+        say(f"taking over {', '.join(sorted(self._actors))}")
+        return Endpoints.of([told[name].where for name in self._routers if name in self._actors])
+
+    def _take_over(self, name: str, actor: Any, told: Described) -> None:
+        self._actors[name] = actor
+        if isinstance(told.config, RouterReplica):
+            self._routers[name] = told.config.at_ports(*(int(url.rpartition(":")[2]) for url in told.where))
+        else:
+            self._directory.addresses[name], self._directory.configs[name] = told.where, told.config
+
     def wait(self, say: Callable[[str], None], tell: Callable[[str], None]) -> None:
         """Until stopped, replacing what dies and carrying out what is asked for at the address that `tell` gets."""
         events = Events(say)
         controller = Controller(self, events, max(_LEAST_START_S, _SLOW_START * self._start_s))
+        for name in self._routers.keys() - controller.names:
+            controller.begin(name)
         rollout = Rollout(controller, self.roster, self, events)
         control = Control(self.roster, rollout, events)
         with listening(control) as target:
@@ -110,9 +146,13 @@ class Cluster:
     def health(self) -> Mapping[str, Health]:
         for name, actor in self._actors.items():
             if name not in self._beats:
-                self._beats[name] = actor.beat.remote()
+                self._beats[name] = actor.beat.remote(self._controller)
         wait_for(self._beats, _BEAT_TIMEOUT_S)
-        return {name: self._judge(name) for name in self._actors}
+        try:
+            return {name: self._judge(name) for name in self._actors}
+        except AbortedError:
+            self._actors.clear()  # They are another's.
+            raise
 
     def begin(self, name: str) -> None:
         self._num_begun[name] += 1
@@ -207,8 +247,8 @@ class Cluster:
             name=f"{self._config.name}/{name}", lifetime="detached", max_restarts=0, **options
         )
         joined = self._config.address is not None
-        orphan_s, node_address = (_ORPHAN_S, _node_address) if joined else (None, None)
-        return actor.remote(config, self.log(name), orphan_s, node_address)
+        orphan_s, address_of = (_ORPHAN_S, node_address) if joined else (None, None)
+        return actor.remote(config, self.log(name), orphan_s, address_of)
 
     def _wire(self) -> Endpoints:
         """Load everything at once, then tell the routers where their workers are."""
@@ -258,9 +298,3 @@ class Cluster:
             self._directory.addresses[name] = told
         self._ray.watch_descendants()
         return Health.ANSWERS
-
-
-def _node_address() -> str:
-    """Of the node on which this is called."""
-    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    return address

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.exceptions
+import ray.util
 
+from cluster.actors import Described
 from cluster.controller import Health
 from cluster.ray_session import STOPPED
 from workers.errors import AbortedError, KVFerryError
+
+logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 
@@ -67,12 +72,41 @@ def has_ended(call: Any) -> bool:
 
 
 def judge_beat(call: Any) -> tuple[Health, Any]:
-    """What a beat tells of its process, and its result where it answered. Silent without an error: it may yet."""
+    """What a beat tells of its process, and its result where it answered. Silent without an error: it may yet. Raises
+    AbortedError when another controller has taken over."""
     try:
         return Health.ANSWERS, ray.get(call, timeout=0)
     except ray.exceptions.GetTimeoutError:
         return Health.SILENT, None
     except ray.exceptions.ActorDiedError:
         return Health.DEAD, None
+    except ray.exceptions.RayTaskError as exc:
+        if isinstance(exc.cause, AbortedError):
+            raise exc.cause from None
+        return Health.SILENT, exc
     except ray.exceptions.RayError as exc:
         return Health.SILENT, exc
+
+
+def found_actors(names: Sequence[str], timeout_s: float) -> dict[str, tuple[Any, Described | None]]:
+    """Actors that another process has started, by the last part of their names, and what each tells of itself. None: it
+    has not answered."""
+    actors = {name.rpartition("/")[2]: ray.get_actor(name) for name in names}
+    calls: dict[str, Any] = {name: actor.describe.remote() for name, actor in actors.items()}
+    wait_for(calls, timeout_s)
+    return {name: (actor, _described(name, calls[name])) for name, actor in actors.items()}
+
+
+def _described(name: str, call: Any) -> Described | None:
+    try:
+        told: Described = ray.get(call, timeout=0)
+    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as exc:
+        logger.warning("%s does not say what it is: %s", name, exc)
+        return None
+    return told
+
+
+def node_address() -> str:
+    """Of the node on which this is called."""
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address

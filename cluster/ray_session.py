@@ -35,6 +35,8 @@ class RaySession:
         self._cleanup = ExitStack()
         self._guard: Guard | None = None
         self._gone = False
+        # Actors of a cluster of that name, which another process has started in the Ray that is joined.
+        self.found: list[str] = []
 
     def start(self, say: Callable[[str], None]) -> None:
         """Raises KVFerryError. Ray's own signal handlers may be in place afterwards."""
@@ -99,8 +101,7 @@ class RaySession:
                     " Try again, or start Ray's head with GRPC_ENABLE_FORK_SUPPORT=0, without which it dies at times."
                 )
             raise ConfigError(f"address: cannot join Ray at {address}: {reason}", param="address") from None
-        if ray.util.list_named_actors():
-            raise ConfigError(f"a cluster named {self._name} runs in this Ray already: give yours another name")
+        self.found = list(ray.util.list_named_actors())
 
     def _start_private(self) -> None:
         folder = private_ray.make_folder()

@@ -62,14 +62,14 @@ class Rollout:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """What the roster wants now is there."""
+        """Whoever the controller watches now is there; whoever else the roster wants is begun."""
         self._controller = controller
         self._roster = roster
         self._members = members
         self._say = say
         self._clock = clock
         # Of every worker that is there, or is about to be: how often it was started anew because somebody asked.
-        self._num_restarts = {name: roster.num_restarts[name] for name in roster.workers}
+        self._num_restarts = {name: roster.num_restarts[name] for name in roster.workers.keys() & controller.names}
         self._changes: dict[str, _Change] = {}
         self._told = True
 
