@@ -1,4 +1,4 @@
-"""The door: who leaves early, what failed, who goes next, who is let in."""
+"""The door: who leaves early, what failed, who goes next."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ QUEUE_TESTS = "tests/router/test_queue.py"
 ASKING = "tests/router/test_asking_at_once.py"
 OVERLOAD = "tests/router/test_overload.py"
 PREDICTION = "tests/router/test_prediction.py"
-KEYS = "tests/router/test_api_keys.py"
 GRPC_LIMITS = "tests/router/test_grpc_limits.py"
 HTTP = "tests/router/test_http_protocol.py"
-UI = "tests/router/test_ui.py"
 BAD = "tests/router/test_bad_requests.py"
 
 DOOR = (
@@ -143,22 +141,6 @@ DOOR = (
         (f"{PREDICTION}::test_times_are_predicted_from_what_is_ahead_the_best_worker_and_the_queues_late_waits",),
     ),
     Mutant(
-        "a wrong key is refused over HTTP",
-        "",
-        "router/tenants.py",
-        "if hmac.compare_digest(sha256, digest):",
-        "if True:",
-        (f"{KEYS}::test_without_a_key_or_with_a_wrong_one_only_probes_are_answered",),
-    ),
-    Mutant(
-        "a wrong key is refused over gRPC",
-        "",
-        "router/server.py",
-        "[KeyInterceptor(self._keys)] if self._keys else ()",
-        "()",
-        (f"{KEYS}::test_without_a_key_or_with_a_wrong_one_only_probes_are_answered",),
-    ),
-    Mutant(
         "what is every tenant's is for admins alone",
         "",
         "router/grpc_service.py",
@@ -173,14 +155,6 @@ DOOR = (
         "self._network.server(interceptors, self._config.max_body_bytes, for_clients=True)",
         "self._network.server(interceptors, for_clients=True)",
         (f"{GRPC_LIMITS}::test_a_job_that_is_larger_than_a_body_may_be_is_refused_with_the_limit_and_the_mend",),
-    ),
-    Mutant(
-        "tokens of an answer are charged",
-        "",
-        "router/text.py",
-        "request.caller.spend(len(chunk.token_ids))",
-        "pass",
-        (f"{KEYS}::test_tokens_of_prompts_and_answers_count_and_what_is_used_up_is_refused",),
     ),
     Mutant(
         "a body that does not come is not waited for",
@@ -267,35 +241,5 @@ DOOR = (
         "not (self._in_head or self._in_tail)",
         "not self._in_head",
         (f"{HTTP}::test_trailers_are_kept_by_nobody_and_are_not_endless",),
-    ),
-    Mutant(
-        "a tenant sees its own requests alone",
-        "",
-        "router/activity.py",
-        "if tenant is None or one.tenant == tenant]",
-        "]",
-        (
-            f"{UI}::test_a_tenant_sees_its_own_requests_an_admin_all_and_to_look_costs_nothing",
-            "tests/router/test_activity.py::test_a_tenant_is_told_of_its_own_alone",
-        ),
-    ),
-    Mutant(
-        "a browser's way to give a key is one to the page alone",
-        "",
-        "router/ui/access.py",
-        'return path == "/ui" or path.startswith("/ui/")',
-        "return True",
-        (f"{UI}::test_a_browsers_way_to_give_a_key_is_no_way_to_anything_but_the_page",),
-    ),
-    Mutant(
-        "what the page is told is bounded",
-        "",
-        "router/activity.py",
-        "MAX_SHOWN - len(running)",
-        "None",
-        (
-            f"{UI}::test_with_200_workers_and_1000_requests_it_is_small_and_quickly_made",
-            "tests/router/test_activity.py::test_what_it_tells_is_bounded_and_what_runs_has_no_more_than_its_share",
-        ),
     ),
 )

@@ -9,6 +9,8 @@ HTTP = "tests/security/test_http_tls.py"
 CERTS = "tests/security/test_certs.py"
 CLIENT = "tests/security/test_client_tls.py"
 EVERY_PATH = "tests/router/test_every_path_needs_a_key.py"
+KEYS = "tests/router/test_api_keys.py"
+UI = "tests/router/test_ui.py"
 TLS = "workers/tls.py"
 
 SECURITY = (
@@ -153,5 +155,59 @@ SECURITY = (
         '_PASSWORD = re.compile(r":(?!//)[^@]*@")',
         '_PASSWORD = re.compile(r"(?<=://)([^:/@]*):[^@]*@")',
         ("tests/security/test_secrets.py::test_a_password_is_in_nothing_that_is_said_of_a_config",),
+    ),
+    Mutant(
+        "a wrong key is refused over HTTP",
+        "",
+        "router/tenants.py",
+        "if hmac.compare_digest(sha256, digest):",
+        "if True:",
+        (f"{KEYS}::test_without_a_key_or_with_a_wrong_one_only_probes_are_answered",),
+    ),
+    Mutant(
+        "a wrong key is refused over gRPC",
+        "",
+        "router/server.py",
+        "[KeyInterceptor(self._keys)] if self._keys else ()",
+        "()",
+        (f"{KEYS}::test_without_a_key_or_with_a_wrong_one_only_probes_are_answered",),
+    ),
+    Mutant(
+        "tokens of an answer are charged",
+        "",
+        "router/text.py",
+        "request.caller.spend(len(chunk.token_ids))",
+        "pass",
+        (f"{KEYS}::test_tokens_of_prompts_and_answers_count_and_what_is_used_up_is_refused",),
+    ),
+    Mutant(
+        "a tenant sees its own requests alone",
+        "",
+        "router/activity.py",
+        "if tenant is None or one.tenant == tenant]",
+        "]",
+        (
+            f"{UI}::test_a_tenant_sees_its_own_requests_an_admin_all_and_to_look_costs_nothing",
+            "tests/router/test_activity.py::test_a_tenant_is_told_of_its_own_alone",
+        ),
+    ),
+    Mutant(
+        "a browser's way to give a key is one to the page alone",
+        "",
+        "router/ui/access.py",
+        'return path == "/ui" or path.startswith("/ui/")',
+        "return True",
+        (f"{UI}::test_a_browsers_way_to_give_a_key_is_no_way_to_anything_but_the_page",),
+    ),
+    Mutant(
+        "what the page is told is bounded",
+        "",
+        "router/activity.py",
+        "MAX_SHOWN - len(running)",
+        "None",
+        (
+            f"{UI}::test_with_200_workers_and_1000_requests_it_is_small_and_quickly_made",
+            "tests/router/test_activity.py::test_what_it_tells_is_bounded_and_what_runs_has_no_more_than_its_share",
+        ),
     ),
 )
