@@ -75,9 +75,9 @@ class Rollout:
 
     @property
     def settled(self) -> bool:
-        """All is as the roster wants it, and everybody answers."""
+        """All is as the roster wants it, everybody answers, and routers know."""
         there, wanted = self._num_restarts.keys(), self._roster.workers.keys()
-        return not self._changes and there == wanted and all(self._is_right(name) for name in wanted)
+        return self._told and not self._changes and there == wanted and all(self._is_right(name) for name in wanted)
 
     @property
     def under_way(self) -> dict[str, str]:

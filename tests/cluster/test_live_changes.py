@@ -52,6 +52,11 @@ async def answers(client: AsyncClient, prompt: str) -> list[int]:
     return list(completion.token_ids)
 
 
+async def roles_of(client: AsyncClient) -> Counter[str]:
+    """Of those that get requests."""
+    return Counter(worker.stats.role for worker in (await client.status()).workers if not worker.draining)
+
+
 async def change_under_load(target: str) -> None:
     async with AsyncClient(target) as client:
         wanted = {prompt: await answers(client, prompt) for prompt in PROMPTS}
@@ -71,8 +76,9 @@ async def change_under_load(target: str) -> None:
                 group.create_task(stream(first))
             for command, roles in CHANGES:
                 await asyncio.to_thread(kvferry, *command, "--name", "changes")
-                status = await client.status()
-                assert Counter(w.stats.role for w in status.workers if not w.draining) == roles, command
+                async with asyncio.timeout(5):  # A heartbeat tells who a worker is now.
+                    while await roles_of(client) != roles:  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
                 for _ in range(ended.qsize() + NUM_STREAMS):
                     await ended.get()
             done.set()
