@@ -75,7 +75,7 @@ class Roster:
             if not of_role:
                 self._require(name)
             found |= dict.fromkeys(of_role or [name])
-        self.num_restarts.update(found)
+        self.num_restarts.update(list(found))
         return list(found)
 
     def _require(self, name: str) -> None:

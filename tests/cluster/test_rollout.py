@@ -156,6 +156,14 @@ def test_a_restart_is_of_one_worker_at_a_time_while_all_others_serve(stage):
     assert stage.history == [f"{what} {name}" for name in names for what in ("end", "begin")]
 
 
+def test_what_was_started_anew_can_be_again(stage):
+    for time in (1, 2, 3):
+        assert stage.roster.restart(["decode-0"]) == ["decode-0"]
+        assert stage.roster.num_restarts["decode-0"] == time
+        stage.until_settled()
+    assert stage.history == ["end decode-0", "begin decode-0"] * 3
+
+
 def test_a_restart_stops_where_one_does_not_come_back(stage):
     stage.stuck.add("decode-0")
     stage.roster.restart(["decode"])
