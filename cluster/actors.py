@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Described:
     silence_s: float
 
 
-class Process:
+class Process(ABC):
     """What every one does: log to its own file, and end itself when its cluster's process is heard of no more."""
 
     def __init__(self, name: str, telemetry: TelemetryConfig, log: Path, orphan_s: float | None) -> None:
@@ -85,11 +86,11 @@ class Process:
         config, where = self._as_it_is()
         return Described(config, where, self._controller, time.monotonic() - self._heard_s)
 
-    def _num_requests(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _num_requests(self) -> int: ...
 
-    def _as_it_is(self) -> tuple[WorkerConfig | RouterReplica, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _as_it_is(self) -> tuple[WorkerConfig | RouterReplica, Any]: ...
 
     def _end_orphaned(self) -> None:
         logger.error("nothing heard of the cluster's process for %s s: ending", self._orphan_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -240,6 +241,11 @@ class RouterReplica:
         ports = {"http_port": http_port, "grpc_port": grpc_port}
         router = self.cluster.router.model_copy(update=ports)
         return RouterReplica(self.name, self.cluster.model_copy(update={"router": router}))
+
+    def at_urls(self, urls: Iterable[str]) -> RouterReplica:
+        """At the ports of its HTTP and its gRPC endpoint."""
+        http_port, grpc_port = (int(url.rpartition(":")[2]) for url in urls)
+        return self.at_ports(http_port, grpc_port)
 
 
 def router_replicas(cluster: ClusterConfig) -> list[RouterReplica]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from cluster.ray_calls import has_ended
+from cluster.ray_calls import has_ended, has_succeeded
 from router.roles import Member
 from workers.config import WorkerConfig
 
@@ -50,7 +50,8 @@ class Directory:
         for name, router in routers.items():
             if (telling := self._telling.get(name)) and has_ended(telling[0]):
                 del self._telling[name]
-                self._told[name] = telling[1]
+                if has_succeeded(telling[0]):
+                    self._told[name] = telling[1]
             if self._told.get(name) != now and name not in self._telling:
                 self._telling[name] = router.set_workers.remote(now), now
         return all(self._told.get(name) == now for name in routers)

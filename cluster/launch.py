@@ -6,6 +6,7 @@ Ray starts the processes, tells when one died, and ends them. It never carries a
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -15,7 +16,8 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from cluster.actors import BEAT_S, Described, RouterProcess, WorkerProcess
+from cluster.actors import BEAT_S, RouterProcess, WorkerProcess
+from cluster.adoption import Left, left_behind
 from cluster.config import ClusterConfig, RouterReplica, router_replicas
 from cluster.control import Control, Events, listening
 from cluster.controller import Controller, Health
@@ -23,13 +25,13 @@ from cluster.directory import Directory
 from cluster.endpoints import Endpoints
 from cluster.gpus import gpu_share
 from cluster.placement import actor_options
-from cluster.ray_calls import Calls, found_actors, has_ended, judge_beat, node_address, wait_for
+from cluster.ray_calls import Calls, has_ended, judge_beat, node_address, wait_for
 from cluster.ray_session import STOPPED, RaySession
 from cluster.rollout import Rollout
 from cluster.roster import Roster
 from cluster.worker_configs import worker_configs
 from workers.config import PlacementConfig, WorkerConfig
-from workers.errors import AbortedError, ConfigError, KVFerryError
+from workers.errors import AbortedError, KVFerryError
 from workers.startup import StartUp, process_began_unix_s
 
 logger = logging.getLogger(__name__)
@@ -42,8 +44,6 @@ _UNHEARD_S = 30.0
 _BEAT_TIMEOUT_S = 0.1
 # The longest start of one process: so many times what all took at first, when nothing was in the page cache.
 _SLOW_START, _LEAST_START_S = 4, 60.0
-# A controller that no process has heard of for so long is gone.
-_GIVEN_UP_S = 5.0
 # In a Ray that is not ours, nobody else ends the actors of a cluster whose process was killed.
 _ORPHAN_S = 300.0
 
@@ -58,13 +58,14 @@ class Cluster:
         self._logs = logs
         # Asked while waiting: true makes start() raise AbortedError and wait() return.
         self._stopped = stopped
-        self._calls = Calls(stopped, self.log)
+        self._calls = Calls(stopped, self.log, self._be_heard)
         self._actors: dict[str, Any] = {}
         # Calls of those that are being started.
         self._starting: dict[str, Any] = {}
         self._directory = Directory()
         # Calls that have not been answered yet, and what the last one told.
         self._beats: dict[str, Any] = {}
+        self._beat_s = -math.inf
         self._num_requests: dict[str, int] = {}
         # What starting all at once took.
         self._start_s = 0.0
@@ -84,8 +85,9 @@ class Cluster:
         """Ready to answer when it returns. Raises KVFerryError; stop() then ends what is half-started."""
         if self._stopped():
             raise AbortedError(STOPPED)
-        if self._ray.found:
-            return self._adopt(say)
+        if self._ray.found and (left := left_behind(self._ray.found, self._config.name)):
+            say(f"taking over {', '.join(sorted(left.processes))}")
+            return self._adopt(left)
         began_s = time.monotonic()
         for worker in self.roster.workers.values():
             self._actors[worker.name] = self._worker_actor(worker)
@@ -96,34 +98,20 @@ class Cluster:
         self._start_s = time.monotonic() - began_s
         return endpoints
 
-    def _adopt(self, say: Callable[[str], None]) -> Endpoints:
-        """What another process started and left. Raises ConfigError while that one is there."""
-        found = found_actors(self._ray.found, _STOP_TIMEOUT_S)
-        told = {name: one for name, (_, one) in found.items() if one is not None}
-        if any(one.silence_s < _GIVEN_UP_S for one in told.values()):
-            raise ConfigError(
-                f"a cluster named {self._config.name} runs in this Ray already, and its `kvferry up` too: give yours "
-                "another name"
-            )
-        self._controller = 1 + max((one.controller for one in told.values()), default=0)
-        for name, (actor, one) in found.items():
-            if one and one.where is not None:
-                self._take_over(name, actor, one)
+    def _adopt(self, left: Left) -> Endpoints:
+        self._controller = left.controller
+        for name, (actor, told) in left.processes.items():
+            self._actors[name] = actor
+            if isinstance(told.config, RouterReplica):
+                self._routers[name] = told.config.at_urls(told.where)
             else:
-                ray.kill(actor)  # The controller begins another.
+                self._directory.addresses[name], self._directory.configs[name] = told.where, told.config
         wanted = self.roster.replicas()
         self.roster = Roster(self._config, list(self._directory.configs.values()))
         # What died while nobody looked is wanted still; what was scaled since stays.
         self.roster.scale({role: max(count, wanted[role]) for role, count in self.roster.replicas().items()})
-        say(f"taking over {', '.join(sorted(self._actors))}")
-        return Endpoints.of([told[name].where for name in self._routers if name in self._actors])
-
-    def _take_over(self, name: str, actor: Any, told: Described) -> None:
-        self._actors[name] = actor
-        if isinstance(told.config, RouterReplica):
-            self._routers[name] = told.config.at_ports(*(int(url.rpartition(":")[2]) for url in told.where))
-        else:
-            self._directory.addresses[name], self._directory.configs[name] = told.where, told.config
+        endpoints = left.endpoints()
+        return Endpoints.of([endpoints[name] for name in self._routers if name in endpoints])
 
     def wait(self, say: Callable[[str], None], tell: Callable[[str], None]) -> None:
         """Until stopped, replacing what dies and carrying out what is asked for at the address that `tell` gets."""
@@ -144,9 +132,7 @@ class Cluster:
     # controller.Processes: health, begin, end, log.
 
     def health(self) -> Mapping[str, Health]:
-        for name, actor in self._actors.items():
-            if name not in self._beats:
-                self._beats[name] = actor.beat.remote(self._controller)
+        self._beat()
         wait_for(self._beats, _BEAT_TIMEOUT_S)
         try:
             return {name: self._judge(name) for name in self._actors}
@@ -267,11 +253,22 @@ class Cluster:
         self._all({name: self._actors[name].ready.remote(self._startup.phases) for name in self._routers})
         # Where it is now, another can take its place.
         for name, urls in endpoints.items():
-            self._routers[name] = self._routers[name].at_ports(*(int(url.rpartition(":")[2]) for url in urls))
+            self._routers[name] = self._routers[name].at_urls(urls)
         return Endpoints.of([endpoints[name] for name in self._routers])
 
     def _all(self, calls: dict[str, Any]) -> dict[str, Any]:
         return self._calls.all(calls, self._config.start_timeout_s)
+
+    def _beat(self) -> None:
+        for name in self._actors.keys() - self._beats.keys():
+            self._beats[name] = self._actors[name].beat.remote(self._controller)
+
+    def _be_heard(self) -> None:
+        """Who finds them while they start learns of it that they are somebody's."""
+        if time.monotonic() - self._beat_s >= BEAT_S:
+            self._beat_s = time.monotonic()
+            self._beats = {name: call for name, call in self._beats.items() if not has_ended(call)}
+            self._beat()
 
     def _judge(self, name: str) -> Health:
         if name in self._starting:

@@ -21,6 +21,7 @@ from workers.errors import AbortedError, KVFerryError
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
+_END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class Calls:
     stopped: Callable[[], bool]
     # Where the process of this name writes.
     log: Callable[[str], Path]
+    # Called again and again while others are waited for.
+    meanwhile: Callable[[], None]
 
     def all(self, calls: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         """The results by name, or the first error as soon as it is known; one of its own after start_timeout_s."""
@@ -45,6 +48,7 @@ class Calls:
                 raise KVFerryError(
                     f"{names}: not started within start_timeout_s, {limit_s:g} s; raise it, or see {log}"
                 )
+            self.meanwhile()
             for call in ray.wait(list(pending), timeout=_POLL_S)[0]:
                 name = pending.pop(call)
                 results[name] = self.result(name, call)
@@ -71,6 +75,16 @@ def has_ended(call: Any) -> bool:
     return bool(ray.wait([call], timeout=0)[0])
 
 
+def has_succeeded(call: Any) -> bool:
+    """Of one that has ended."""
+    try:
+        ray.get(call)
+    except ray.exceptions.RayError as exc:
+        logger.warning("%s", exc)
+        return False
+    return True
+
+
 def judge_beat(call: Any) -> tuple[Health, Any]:
     """What a beat tells of its process, and its result where it answered. Silent without an error: it may yet. Raises
     AbortedError when another controller has taken over."""
@@ -95,6 +109,17 @@ def found_actors(names: Sequence[str], timeout_s: float) -> dict[str, tuple[Any,
     calls: dict[str, Any] = {name: actor.describe.remote() for name, actor in actors.items()}
     wait_for(calls, timeout_s)
     return {name: (actor, _described(name, calls[name])) for name, actor in actors.items()}
+
+
+def end_all(actors: Sequence[Any], names: Sequence[str]) -> None:
+    """Kill them, and wait for their names, some of `names`, to be free."""
+    for actor in actors:
+        ray.kill(actor)
+    give_up_s = time.monotonic() + _END_S
+    while len(set(ray.util.list_named_actors()) & set(names)) > len(names) - len(actors):
+        if time.monotonic() > give_up_s:
+            raise KVFerryError(f"actors of Ray have not ended within {_END_S:g} s")
+        time.sleep(_POLL_S)
 
 
 def _described(name: str, call: Any) -> Described | None:

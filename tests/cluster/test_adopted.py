@@ -87,3 +87,42 @@ def test_a_cluster_outlives_its_controller_and_the_next_one_takes_it_over(home: 
             assert len(status(ray)["workers"]) == 3
         finally:
             kvferry(ray, "down", "--name", "test")
+
+
+def up(ray: Nodes, path: Path, home: Path) -> subprocess.Popen[str]:
+    """In the foreground, by a user of whom no other process knows."""
+    command = [sys.executable, "-m", "cluster.cli", "up", str(path)]
+    environment = ray.environment | {"HOME": str(home)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def until_said(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdout is not None
+    assert any(text in line for line in iter(process.stdout.readline, "")), text
+
+
+def test_who_dies_while_loading_leaves_nothing_in_the_way_and_who_was_replaced_goes(home: Path) -> None:
+    with nodes(home) as ray:
+        ray.start_head({})
+        path = home / "test.yaml"
+        path.write_text(CONFIG.format(address=ray.address))
+        first = up(ray, path, home / "first")
+        until_said(first, "loading")
+        first.kill()
+        first.communicate()
+        time.sleep(7)
+        second = up(ray, path, home / "second")
+        until_said(second, "test is ready")
+        os.kill(second.pid, signal.SIGSTOP)
+        time.sleep(7)
+        kvferry(ray, "up", str(path), "--detach")
+        try:
+            before = status(ray)
+            os.kill(second.pid, signal.SIGCONT)
+            _, error = second.communicate(timeout=30)
+            assert (second.returncode, error) == (1, "kvferry: another `kvferry up` has taken over this cluster\n")
+            time.sleep(2)
+            assert incarnations(status(ray)) == incarnations(before)
+            assert kvferry(ray, "generate", "--name", "test", "--max-tokens", "2", "Paris is").strip()
+        finally:
+            kvferry(ray, "down", "--name", "test")
