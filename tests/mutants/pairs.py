@@ -82,8 +82,8 @@ PAIRS = (
         "one actor's beat does not end the others",
         "E5",
         "cluster/ray_calls.py",
-        "except ray.exceptions.RayError as exc:",
-        "except ray.exceptions.ActorUnavailableError as exc:",
+        "except ray.exceptions.RayError as exc:\n        return Health",
+        "except ray.exceptions.ActorUnavailableError as exc:\n        return Health",
         ("tests/cluster/test_beats.py::test_a_beat_that_fails_is_the_trouble_of_one",),
     ),
 )
