@@ -64,10 +64,10 @@ def _order(name: str, order: Callable[[ControlServiceStub], object], wait: bool,
     from cluster.state import StateFolder
     from protos.control_pb2 import GetProgressRequest
 
-    state = StateFolder(name).running()
-    if state is None or not state.control:
+    folder = StateFolder(name)
+    if folder.running() is None or not folder.control.exists():
         raise UnavailableError(f"no cluster named {name} is up here; start it with `kvferry up`")
-    with connected(state.control) as stub:
+    with connected(folder.control) as stub:
         events = stub.GetProgress(GetProgressRequest()).events
         from_event = events[-1].number + 1 if events else 0
         order(stub)

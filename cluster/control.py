@@ -1,6 +1,6 @@
 """What `kvferry up` is asked while its cluster runs: scale, flip, restart, and how far it is.
 
-A Unix socket in a folder of its own, which only its user may enter. The orders wait for the controller's thread, which
+A Unix socket in the cluster's folder, for its user alone. The orders wait for the controller's thread, which
 alone knows and changes the cluster.
 """
 
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import queue
-import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,26 +111,26 @@ class Control:
 
 
 @contextmanager
-def listening(control: Control) -> Iterator[str]:
-    """Where it is asked, inside the `with`: the target of a channel."""
-    # Paths of sockets are short: not below the state folder, which may lie anywhere.
-    folder = Path(tempfile.mkdtemp(prefix="kvferry-control-"))
-    target = f"unix:{folder / 'socket'}"
+def listening(control: Control, socket: Path) -> Iterator[None]:
+    """It can be asked there, inside the `with`. What a killed one left there goes."""
     server = grpc.server(ThreadPoolExecutor(4, thread_name_prefix="control"), options=_OPTIONS)
     control_pb2_grpc.add_ControlServiceServicer_to_server(_Service(control), server)
-    try:
-        server.add_insecure_port(target)
-        server.start()
-        yield target
-    finally:
-        server.stop(None).wait()
-        shutil.rmtree(folder, ignore_errors=True)
+    socket.unlink(missing_ok=True)
+    with _target(socket) as target:
+        try:
+            server.add_insecure_port(target)
+            socket.chmod(0o600)
+            server.start()
+            yield
+        finally:
+            server.stop(None).wait()
+            socket.unlink(missing_ok=True)
 
 
 @contextmanager
-def connected(target: str) -> Iterator[control_pb2_grpc.ControlServiceStub]:
+def connected(socket: Path) -> Iterator[control_pb2_grpc.ControlServiceStub]:
     """Inside the `with`, failed calls raise KVFerryError."""
-    with grpc.insecure_channel(target, options=_OPTIONS) as channel:
+    with _target(socket) as target, grpc.insecure_channel(target, options=_OPTIONS) as channel:
         try:
             yield control_pb2_grpc.ControlServiceStub(channel)
         except grpc.RpcError as exc:
@@ -139,6 +138,16 @@ def connected(target: str) -> Iterator[control_pb2_grpc.ControlServiceStub]:
             if isinstance(error, UnavailableError):
                 raise UnavailableError("the cluster's controller does not answer; see `kvferry status`") from None
             raise error from None
+
+
+@contextmanager
+def _target(socket: Path) -> Iterator[str]:
+    """Of gRPC. The path of a socket has at most 107 characters, and its folder may lie anywhere."""
+    folder = os.open(socket.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"unix:/proc/self/fd/{folder}/{socket.name}"
+    finally:
+        os.close(folder)
 
 
 def _typed(method: Callable[[Any, Any], R]) -> Callable[[Any, Any, grpc.ServicerContext], R]:

@@ -107,8 +107,7 @@ def main() -> int:
 
     try:
         config = demo_config()
-        with running(config, say) as up:
-            endpoints = up.endpoints
+        with running(config, say) as (_, endpoints):
             say(f"ready: 1 prefill and 1 decode worker behind HTTP {endpoints.http}, gRPC {endpoints.grpc}")
             console.print()
             asyncio.run(converse(endpoints.grpc, console))

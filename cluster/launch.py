@@ -113,16 +113,15 @@ class Cluster:
         endpoints = left.endpoints()
         return Endpoints.of([endpoints[name] for name in self._routers if name in endpoints])
 
-    def wait(self, say: Callable[[str], None], tell: Callable[[str], None]) -> None:
-        """Until stopped, replacing what dies and carrying out what is asked for at the address that `tell` gets."""
+    def wait(self, say: Callable[[str], None], socket: Path) -> None:
+        """Until stopped, replacing what dies and carrying out what is asked for at `socket`."""
         events = Events(say)
         controller = Controller(self, events, max(_LEAST_START_S, _SLOW_START * self._start_s))
         for name in self._routers.keys() - controller.names:
             controller.begin(name)
         rollout = Rollout(controller, self.roster, self, events)
         control = Control(self.roster, rollout, events)
-        with listening(control) as target:
-            tell(target)
+        with listening(control, socket):
             while not self._stopped():
                 with self._ray.required():
                     controller.look()

@@ -89,7 +89,9 @@ class Roster:
         try:
             return ClusterConfig.model_validate(data)
         except ValidationError as exc:
-            raise ConfigError(complaint(exc.errors(include_url=False)[0]), param="replicas") from None
+            error = exc.errors(include_url=False)[0]
+            where = ".".join(map(str, error["loc"]))
+            raise ConfigError(f"{where} {complaint(error)}" if where else complaint(error), param="replicas") from None
 
 
 def _require_role(role: str) -> Role:

@@ -28,8 +28,6 @@ class State:
     started_at_s: float
     http_endpoint: str = ""
     grpc_endpoint: str = ""
-    # Where its controller is asked: a channel's target.
-    control: str = ""
     # security.tls, for who asks it from here.
     tls: str = ""
 
@@ -43,6 +41,8 @@ class StateFolder:
         self.name = name
         self.path = (home or Path.home()) / ".kvferry" / name
         self.logs = self.path / "logs"
+        # The socket at which its controller is asked (control.py).
+        self.control = self.path / "control"
         self._state = self.path / "state.json"
         self._lock = self.path / "lock"
 

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -50,17 +49,8 @@ class StopSignals:
         return self.stopped
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A cluster that is up. `tell` lets other commands know where its controller is asked."""
-
-    cluster: Cluster
-    endpoints: Endpoints
-    tell: Callable[[str], None]
-
-
 @contextmanager
-def running(config: ClusterConfig, say: Say) -> Iterator[Running]:
+def running(config: ClusterConfig, say: Say) -> Iterator[tuple[Cluster, Endpoints]]:
     """A cluster that is up inside the `with` and gone after it. Raises KVFerryError when it cannot start.
 
     Meanwhile sys.stdout is a log file: `say` must hold the real one.
@@ -82,9 +72,8 @@ def running(config: ClusterConfig, say: Say) -> Iterator[Running]:
             cluster.start_ray(say)
             stop.install()
             endpoints = cluster.start(say)
-            state = State(os.getpid(), started_at_s, endpoints.http, endpoints.grpc, tls=config.security.tls or "")
-            folder.write(state)
-            yield Running(cluster, endpoints, lambda target: folder.write(replace(state, control=target)))
+            folder.write(State(os.getpid(), started_at_s, endpoints.http, endpoints.grpc, config.security.tls or ""))
+            yield cluster, endpoints
         finally:
             cluster.stop()
 
@@ -104,14 +93,13 @@ def _refuse_what_cannot_start(config: ClusterConfig, say: Say) -> None:
 def serve(config: ClusterConfig, say: Say) -> None:
     """Up until Ctrl-C, SIGTERM or `kvferry down`."""
     began_s = time.monotonic()
-    with running(config, say) as up:
-        endpoints = up.endpoints
+    with running(config, say) as (cluster, endpoints):
         for caveat in caveats(config):
             say(caveat.message)
         if config.faults:
             say(f"{len(config.faults)} faults are injected: {', '.join(fault.fault for fault in config.faults)}")
         say(f"{ready_line(config.name, endpoints.http, endpoints.grpc)} (after {time.monotonic() - began_s:.1f} s)")
-        up.cluster.wait(say, up.tell)
+        cluster.wait(say, StateFolder(config.name).control)
         say("stopping")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -14,7 +14,6 @@ from cluster import up
 from cluster.caveats import caveats
 from cluster.cli import run
 from cluster.config import parse_config
-from cluster.endpoints import Endpoints
 from tests.checkpoints import TinyLlama, write_folder
 from workers.config import EngineConfig, Quantization
 from workers.engine.model_runner import ModelRunner
@@ -105,11 +104,11 @@ def test_weights_that_cannot_be_kept_so_are_refused_by_the_command_and_by_a_work
 
 
 def test_up_tells_the_same(monkeypatch):
-    cluster = SimpleNamespace(wait=lambda say, tell: None)
+    cluster = SimpleNamespace(wait=lambda say, socket: None)
 
     @contextmanager
     def running(config: Any, say: Any) -> Iterator[Any]:
-        yield up.Running(cast(Any, cluster), Endpoints("h", "g"), lambda target: None)
+        yield cluster, SimpleNamespace(http="h", grpc="g")
 
     monkeypatch.setattr(up, "running", running)
     config, said = parse_config(UNEQUAL, "c.yaml"), list[str]()

@@ -253,6 +253,7 @@ def test_a_worker_leaves_only_when_those_that_stay_in_its_role_are_there(stage):
             lambda roster: roster.scale({"decoder": 1}),
             "there is no role 'decoder'; there are prefill, decode, colocated",
         ),
+        (lambda roster: roster.scale({"prefill": 9999}), "prefill.replicas must be at most 1024"),
         (lambda roster: roster.flip("decode-7", "prefill"), "there is no worker 'decode-7'; there are prefill-0"),
         (lambda roster: roster.flip("decode-1", "both"), "there is no role 'both'"),
         (lambda roster: roster.restart(["decode", "x"]), "there is no worker 'x'"),
